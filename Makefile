@@ -1,0 +1,57 @@
+# Everything runs from a virtual environment that the first target to need it sets up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds torch when you want the small CPU build: make run TORCH_INDEX=<PyTorch's CPU wheel index>
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
+
+.PHONY: help run test check lint bench gpu-smoke venv dev clean
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+run: $(VENV)/.engine ## engine and daemon on the bundled model under a bursty load, with a summary at the end
+	$(OMP) $(BIN)/autotune run $(ARGS)
+
+test: $(VENV)/.dev ## the test suite
+	$(OMP) $(BIN)/python -m pytest $(ARGS)
+
+check: lint test ## linters, types, import layers, then the tests
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.engine ## kernel benchmark; the last line is JSON
+	$(OMP) $(BIN)/python -m kernels.bench $(ARGS)
+
+# On a GPU machine: its own Python (torch, triton), nothing is installed.
+gpu-smoke: ## Triton kernels against their references, then timing, on this machine's GPU
+	$(PYTHON) -m kernels.gpu_smoke $(ARGS)
+
+venv: $(VENV)/.engine ## what `make run` needs
+dev: $(VENV)/.dev ## what tests and linters need
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "kv-autotune needs Python 3.11 to 3.13; say which with make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3-venv is missing: install it, then retry" >&2; exit 1; }
+
+$(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(PIP) install -c constraints.txt -e '.[engine]'
+	@$(BIN)/python -m autotune.venv_check
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(if $(TORCH_INDEX),$(PIP) install --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(PIP) install -c constraints.txt -e '.[engine,train,dev]'
+	@$(BIN)/python -m autotune.venv_check
+	@touch $@ $(VENV)/.engine
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis run

@@ -1,0 +1,92 @@
+"""What bookkeeping hands to an executor: lists of operations, decided before anything is done. No torch.
+
+One step is, in this order: free what ended, recode (background), write new KV, attend, sample. The same plans drive
+the real model runner and the simulator's latency model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.request import Request
+
+RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.layout.JOB_*
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One block of a sequence's block table as an executor sees it.
+
+    ``offset``: in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``: absolute position of
+    the block's first token, a multiple of its size. ``valid``: tokens of the block that belong to this sequence. Never
+    compute position // block_size: consecutive entries may differ in size and format, and an evicted range is a gap.
+    """
+
+    offset: int
+    format_code: int
+    first: int
+    valid: int
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1 and self.start >= len(self.request.prompt_ids)
+
+
+@dataclass(frozen=True)
+class RecodeBatch:
+    """Tile conversions of one layer group, done before this step's writes; ``num_tokens`` of budget they used."""
+
+    group: int
+    jobs: tuple[RecodeJob, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What to run in one step: decode sequences first, then prefill chunks."""
+
+    sequences: tuple[ScheduledSequence, ...] = ()
+    recodes: tuple[RecodeBatch, ...] = ()
+    preempted: tuple[Request, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sequence.num_tokens for sequence in self.sequences)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.sequences and not self.recodes
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability and rank of one token and of the top alternatives, natural logarithm."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class SequenceOutput:
+    """What one scheduled sequence produced in a step.
+
+    ``token_id`` is None for a prefill chunk that does not end the prompt. ``prompt_logprobs`` are for the prompt
+    tokens whose predecessor was computed in this step, in order (the first prompt token has none).
+    """
+
+    request: Request
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -1,0 +1,94 @@
+"""A request and its life: what was asked, what has been computed, when things happened. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class RequestStatus(StrEnum):
+    WAITING = "waiting"  # never run yet
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # ran, lost its KV, waits to be recomputed
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"
+    ABORT = "abort"  # the client went away or cancelled
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How output tokens are chosen and when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 means all tokens.
+
+    ``logprobs``/``prompt_logprobs``: number of top alternatives reported per token beside the token itself (0 reports
+    the token alone), None for none. Stop strings are the server's business and do not appear here.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class CachePolicy:
+    """What a request lets be done to its KV.
+
+    ``kv_format_floor``: the lossiest format allowed (None: whatever the engine uses). ``salt`` separates prefix caches.
+    """
+
+    kv_format_floor: str | None = None
+    allow_eviction: bool = True
+    use_prefix_cache: bool = True
+    salt: str = ""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request inside the engine. Identity semantics: compared and hashed by object.
+
+    ``num_computed_tokens`` counts tokens whose KV is in the cache (prefix hits included). ``all_ids`` is prompt then
+    output; the next token to compute is at position ``num_computed_tokens`` of it.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival_ns: int
+    cache: CachePolicy = field(default_factory=CachePolicy)
+    status: RequestStatus = RequestStatus.WAITING
+    output_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prefix hit at first admission
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_evicted_tokens: int = 0
+    first_scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finished_ns: int | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def all_ids(self) -> list[int]:
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def is_prompt_complete(self) -> bool:
+        return self.num_computed_tokens >= len(self.prompt_ids)

@@ -1,0 +1,191 @@
+"""What the engine tells about itself. Stdlib only: the daemon reads it without torch.
+
+Counters are cumulative since the engine started and gauges instantaneous, both under one monotonic stamp, so a window
+is a difference of two readings and a missed poll loses nothing. Unknown is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+HISTOGRAM_START_S = 1e-4
+HISTOGRAM_GROWTH = 1.1
+HISTOGRAM_BUCKETS = 176  # up to about 1,750 s; the last one also takes everything beyond
+
+
+@dataclass
+class Histogram:
+    """Durations in logarithmic buckets 10 % apart: fine enough that window quantiles err by under 5 %.
+
+    ``counts[i]`` counts values in (bound(i - 1), bound(i)].
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BUCKETS)
+    sum_s: float = 0.0
+
+    @staticmethod
+    def bound_s(index: int) -> float:
+        """Upper bound of a bucket in seconds."""
+        return float(HISTOGRAM_START_S * HISTOGRAM_GROWTH**index)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value_s: float, times: int = 1) -> None:
+        """Add a duration. Raises ValueError for a negative or non-finite one."""
+        if not math.isfinite(value_s) or value_s < 0:
+            raise ValueError(f"a duration must be finite and >= 0 s, got {value_s}")
+        index = 0
+        if value_s > HISTOGRAM_START_S:
+            index = math.ceil(math.log(value_s / HISTOGRAM_START_S) / math.log(HISTOGRAM_GROWTH) - 1e-9)
+        self.counts[min(index, HISTOGRAM_BUCKETS - 1)] += times
+        self.sum_s += value_s * times
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """The values added after ``earlier`` was read."""
+        counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
+        return Histogram(counts, self.sum_s - earlier.sum_s)
+
+    def quantile_s(self, q: float) -> float | None:
+        """The q-quantile in seconds (geometric middle of its bucket), or None without values."""
+        total = self.count
+        if total == 0:
+            return None
+        rank, seen = max(1, math.ceil(q * total)), 0
+        for index, count in enumerate(self.counts):
+            seen += count
+            if seen >= rank:
+                return self.bound_s(index) / math.sqrt(HISTOGRAM_GROWTH)
+        raise AssertionError("unreachable: rank is at most the total")
+
+    def share_within(self, limit_s: float) -> float | None:
+        """Share of values whose bucket ends at or below ``limit_s`` (to bucket resolution), None without values."""
+        total = self.count
+        if total == 0:
+            return None
+        inside = sum(c for i, c in enumerate(self.counts) if self.bound_s(i) / math.sqrt(HISTOGRAM_GROWTH) <= limit_s)
+        return inside / total
+
+
+@dataclass
+class Counters:
+    """Cumulative since start. ``offered`` counts every arrival, rejected ones too."""
+
+    requests_offered: int = 0
+    requests_rejected: int = 0  # refused at admission: queue full (429) or can never fit (4xx)
+    requests_admitted: int = 0  # first scheduled
+    requests_completed: int = 0  # finished by stop or length
+    requests_aborted: int = 0
+    requests_failed: int = 0
+    offered_prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of prompts that finished prefill, cached ones included
+    generation_tokens: int = 0
+    prefill_tokens_computed: int = 0
+    decode_tokens_computed: int = 0
+    steps: int = 0
+    step_time_ns: int = 0
+    prefill_time_ns: int = 0  # step time, shared out by tokens computed
+    decode_time_ns: int = 0
+    recode_time_ns: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    recompute_time_ns: int = 0
+    prefix_cache_queries: int = 0  # tokens, counted once per request at admission
+    prefix_cache_hits: int = 0  # tokens
+    recoded_tokens: int = 0
+    recoded_blocks: int = 0
+    evicted_tokens: int = 0
+    evicted_blocks: int = 0
+    kv_bytes_read: int = 0  # by attention
+    kv_bytes_written: int = 0
+    tunable_changes: int = 0
+    feedback_count: int = 0
+    feedback_sum: float = 0.0
+    invariant_violations: int = 0
+
+
+@dataclass
+class ResidentBytes:
+    """Bytes of allocated KV blocks of one class."""
+
+    kv_format: str
+    block_size: int
+    bytes: int
+    tokens: int
+
+
+@dataclass
+class Gauges:
+    """Instantaneous values. ``kv_usage``: 0 to 1 of the pool that requests may use, without reusable cached blocks."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_pool_bytes: int = 0
+    kv_used_bytes: int = 0
+    kv_cached_bytes: int = 0  # reusable prefix blocks that no running request holds
+    resident: list[ResidentBytes] = field(default_factory=list)
+    converged_fraction: float = 1.0  # share of resident quantisable bytes already in the class they should have
+    held_below_format_bytes: int = 0  # stored lossier than the current kv_format asks for
+    resident_tokens: int = 0
+    memory_rss_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    memory_bandwidth_bytes_per_s: float | None = None  # measured peak of the device, for shares of it
+
+
+@dataclass
+class EngineStats:
+    """One reading of the engine. ``instance`` changes when the engine restarts, so counters start again at 0."""
+
+    instance: str
+    model: str
+    stamp_ns: int
+    max_model_len: int
+    max_num_seqs: int
+    revision: int
+    effective: dict[str, str | int]
+    counters: Counters = field(default_factory=Counters)
+    gauges: Gauges = field(default_factory=Gauges)
+    ttft: Histogram = field(default_factory=Histogram)  # arrival to first token, queueing included
+    itl: Histogram = field(default_factory=Histogram)  # every gap between tokens (TBT)
+    e2e: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)  # arrival to first scheduled
+    prompt_lengths: Histogram = field(default_factory=Histogram)  # tokens / 1000 in place of seconds
+    output_lengths: Histogram = field(default_factory=Histogram)  # tokens / 1000 in place of seconds
+
+    @property
+    def load(self) -> float:
+        """max(KV usage, (running + waiting) / max_num_seqs), clipped to 1."""
+        concurrency = (self.gauges.running + self.gauges.waiting) / max(1, self.max_num_seqs)
+        return min(1.0, max(self.gauges.kv_usage, concurrency))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries and lists."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EngineStats:
+        """Inverse of :meth:`to_json`. Raises ValueError for missing or ill-typed parts; unknown keys are ignored."""
+        try:
+            values = {f.name: data[f.name] for f in fields(cls)}
+            values["counters"] = Counters(**_known(Counters, data["counters"]))
+            gauges = _known(Gauges, data["gauges"])
+            gauges["resident"] = [ResidentBytes(**_known(ResidentBytes, row)) for row in gauges["resident"]]
+            values["gauges"] = Gauges(**gauges)
+            for name in ("ttft", "itl", "e2e", "queue", "prompt_lengths", "output_lengths"):
+                histogram = Histogram(list(data[name]["counts"]), float(data[name]["sum_s"]))
+                if len(histogram.counts) != HISTOGRAM_BUCKETS:
+                    raise ValueError(f"{name}: expected {HISTOGRAM_BUCKETS} buckets, got {len(histogram.counts)}")
+                values[name] = histogram
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an engine stats reading: {error!r}") from error
+        return cls(**values)
+
+
+def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}

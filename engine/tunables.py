@@ -1,0 +1,115 @@
+"""Every knob of the engine that can change while requests run: one declaration each, stdlib only.
+
+Action space, configuration validation, metric labels, the control API and docs/tunables.md derive from ``TUNABLES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+TunableValue = str | int
+TunableValues = dict[str, TunableValue]
+
+
+class CostClass(StrEnum):
+    """How a change takes effect."""
+
+    STEP = "step"  # whole at the next step boundary
+    BACKGROUND = "background"  # new blocks at once, resident ones by budgeted work
+    RESTART = "restart"  # adapters to other engines only
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """One knob: its name, allowed values in order (mildest first), default, unit, cost class and meaning."""
+
+    name: str
+    values: tuple[TunableValue, ...]
+    default: TunableValue
+    unit: str
+    cost_class: CostClass
+    description: str
+
+    def parse(self, value: object) -> TunableValue:
+        """The declared value equal to ``value`` (text from a command line included).
+
+        Raises ValueError naming the knob and its allowed values.
+        """
+        for allowed in self.values:
+            if not isinstance(value, bool) and (value == allowed or (isinstance(value, str) and value == str(allowed))):
+                return allowed
+        choices = ", ".join(str(allowed) for allowed in self.values)
+        raise ValueError(f"{self.name}: {value!r} is not allowed; choose one of {choices}")
+
+
+_DECLARATIONS = (
+    Tunable(
+        "kv_format",
+        ("native", "int8", "k8v4", "int4"),
+        "native",
+        "",
+        CostClass.BACKGROUND,
+        "Storage format of KV blocks older than recent_tokens. Resident blocks are recoded towards a lossier format; "
+        "a milder one applies to new blocks only, since lost precision cannot be invented again.",
+    ),
+    Tunable(
+        "block_size",
+        (16, 32, 64, 128, 256),
+        16,
+        "tokens",
+        CostClass.BACKGROUND,
+        "Tokens per KV block. Large blocks make tables and copies cheap, small ones waste less in half-empty tails. "
+        "Blocks of 16 tokens are native only: quantised ones then use 32.",
+    ),
+    Tunable(
+        "eviction",
+        ("none", "window"),
+        "none",
+        "",
+        CostClass.BACKGROUND,
+        "Which KV of a running sequence is dropped once its prompt is complete: nothing, or all but the attention "
+        "sinks and the last keep_tokens.",
+    ),
+    Tunable(
+        "keep_tokens",
+        (128, 256, 512, 1024, 2048),
+        512,
+        "tokens",
+        CostClass.BACKGROUND,
+        "Recent tokens that window eviction keeps, besides the sinks.",
+    ),
+    Tunable(
+        "max_num_batched_tokens",
+        (64, 128, 256, 512, 1024, 2048),
+        512,
+        "tokens",
+        CostClass.STEP,
+        "Token budget of one step: decode tokens first, the rest goes to prefill chunks. A small budget bounds TBT, "
+        "a large one speeds prefill.",
+    ),
+    Tunable(
+        "max_num_seqs",
+        (1, 2, 4, 8, 16, 32, 64, 128, 256),
+        64,
+        "requests",
+        CostClass.STEP,
+        "Sequences that may run at once. Lowering it drains; it never stops a running request.",
+    ),
+)
+
+TUNABLES: Final[Mapping[str, Tunable]] = {tunable.name: tunable for tunable in _DECLARATIONS}
+
+
+def default_values() -> TunableValues:
+    """A fresh dictionary of every knob at its default."""
+    return {name: tunable.default for name, tunable in TUNABLES.items()}
+
+
+def parse_change(name: str, value: object) -> TunableValue:
+    """Validate one change. Raises ValueError for an unknown knob or a value that is not offered."""
+    if name not in TUNABLES:
+        raise ValueError(f"unknown tunable {name!r}; known: {', '.join(TUNABLES)}")
+    return TUNABLES[name].parse(value)
