@@ -26,7 +26,7 @@ NAMES = (
     "ocean olive orchard paper pearl pepper piano pillow planet pocket quill raven ribbon ring river rocket rope rose "
     "saddle sail shell silver sparrow spoon star stone summer table thunder tiger tower train valley velvet wagon "
     "water whistle willow window winter"
-).split()  # noqa: SIM905 - a list of a hundred quoted words reads worse
+).split()
 
 
 @dataclass
