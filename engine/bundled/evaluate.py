@@ -2,8 +2,8 @@
 
     python -m engine.bundled.evaluate --model DIR --text FOLDER [--lengths 256,512,1024,2048] [--json OUT]
 
-Answers are judged as greedy decoding would give them: every digit of the answer must be the most likely token given what
-precedes it, so one forward pass over prompt and answer decides.
+Answers are judged as greedy decoding would give them: every digit of the answer must be the most likely token given
+what precedes it, so one forward pass over prompt and answer decides.
 """
 
 from __future__ import annotations
