@@ -1,0 +1,114 @@
+"""HTTP for people and Prometheus: metrics, recent decisions, status. Read-only; on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from autotune.decisions import DecisionLog
+from autotune.jsonable import finite
+
+_MAX_DECISIONS = 500
+
+
+class AdminError(Exception):
+    """The admin port cannot be had, in one line."""
+
+
+def admin_app(
+    registry: CollectorRegistry, decisions: DecisionLog, status: Callable[[], Mapping[str, Any]]
+) -> Starlette:
+    """The application: ``/metrics``, ``/decisions?limit=N``, ``/status`` and ``/healthz``.
+
+    ``status()`` returns the daemon's state as JSON-able values with a key ``healthy``; it is called in another thread
+    than the loop's.
+    """
+
+    def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    def recent(request: Request) -> Response:
+        text = request.query_params.get("limit", "50")
+        if not text.isdecimal() or not 1 <= int(text) <= _MAX_DECISIONS:
+            return JSONResponse({"error": f"limit must be 1 to {_MAX_DECISIONS}, got {text!r}"}, status_code=400)
+        return _json({"decisions": [record.to_json() for record in decisions.recent(int(text))]})
+
+    def state(_: Request) -> Response:
+        return _json(status())
+
+    def health(_: Request) -> Response:
+        healthy = bool(status().get("healthy"))
+        return JSONResponse({"healthy": healthy}, status_code=200 if healthy else 503)
+
+    routes = [("/metrics", metrics), ("/decisions", recent), ("/status", state), ("/healthz", health)]
+    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes])
+
+
+class AdminServer:
+    """Serves an application from a thread of its own. The port is taken at once, so a busy one is an error here.
+
+    Raises AdminError when the address cannot be bound.
+    """
+
+    def __init__(self, app: Starlette, host: str, port: int) -> None:
+        self._socket = _bind(host, port)
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="admin", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """``http://host:port``, with the real port when 0 was asked for."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self._socket.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise AdminError(f"admin address {host}: {error.strerror or error}; set admin.host") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(64)
+    except OSError as error:
+        bound.close()
+        hint = "set admin.port to a free one, or 0"
+        raise AdminError(f"admin port {port} on {host}: {error.strerror or error}; {hint}") from error
+    return bound
+
+
+def _json(value: object) -> Response:
+    return Response(json.dumps(finite(value)), media_type="application/json")

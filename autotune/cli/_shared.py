@@ -1,0 +1,88 @@
+"""What the verbs have in common: errors of one line, the control socket option, who is writing.
+
+Heavy modules are imported inside functions throughout this package, so that ``--help`` is quick and no verb pays for
+another.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.text import one_line
+from autotune.writers import OPERATOR_PREFIX
+
+if TYPE_CHECKING:
+    from engine.control_client import ControlClient
+
+ControlOption = Annotated[
+    Path | None, typer.Option("--control", metavar="SOCKET", help="Control socket of the engine.", show_default=False)
+]
+_MAX_ERROR_CHARS = 2000
+
+
+class CliError(Exception):
+    """Something the user can act on: printed as one line per problem, then the process exits with ``code``."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def fail_with(command: Callable[[], Any]) -> int:
+    """Run a command line and turn what it raises into a line on stderr and an exit code."""
+    try:
+        result = command()
+        sys.stdout.flush()
+    except CliError as error:
+        _print_error(str(error))
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        from engine.control_client import EngineUnreachable  # noqa: PLC0415
+
+        if isinstance(error, EngineUnreachable):
+            _print_error(str(error))
+            return 1
+        # Usage errors come from click or from the copy of it inside typer, whichever this version of typer uses.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            context = getattr(error, "ctx", None)
+            hint = f" (see {context.command_path} --help)" if context is not None else ""
+            _print_error(error.format_message() + hint)
+            return int(error.exit_code)
+        if type(error).__name__ == "Abort":
+            return 130
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def connect(control: Path | None, timeout_s: float = 5.0) -> ControlClient:
+    """A client of the named engine or the default one; use it in ``with``."""
+    from engine.control_client import ControlClient  # noqa: PLC0415
+    from engine.paths import default_control_socket  # noqa: PLC0415
+
+    return ControlClient(control or default_control_socket(), timeout_s=timeout_s)
+
+
+def operator() -> str:
+    """The writer name of the person at the command line."""
+    try:
+        return f"{OPERATOR_PREFIX}{getpass.getuser()}"
+    except (KeyError, OSError):  # a user id without a name
+        return f"{OPERATOR_PREFIX}{os.getuid()}"
+
+
+def _print_error(message: str) -> None:
+    for line in message.splitlines() or [""]:
+        if line.strip():
+            print(f"error: {one_line(line, _MAX_ERROR_CHARS)}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,29 @@
+"""``autotune check-config``: every fault of a configuration file, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli._shared import CliError
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check-config")(check_config)
+
+
+def check_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The daemon's YAML configuration.")],
+) -> None:
+    """Check a configuration and the rules that it names; exit code 0 if the daemon would take both."""
+    from autotune.config import ConfigError, load_config  # noqa: PLC0415
+    from autotune.wiring import check_rules  # noqa: PLC0415
+
+    try:
+        config = load_config(file)
+        check_rules(config)
+    except ConfigError as error:
+        raise CliError(str(error)) from error
+    typer.echo(f"{file}: ok (mode {config.mode}, rules {config.policy.rules})")

@@ -1,0 +1,88 @@
+"""``autotune daemon``: tune a running engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli._shared import CliError, ControlOption
+
+if TYPE_CHECKING:
+    from autotune.daemon import Daemon
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("daemon")(daemon)
+
+
+def daemon(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="YAML configuration; defaults without one.")
+    ] = None,
+    control: ControlOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Watch an engine and tune it until stopped. SIGHUP reloads the configuration; the engine outlives the daemon."""
+    from autotune.supervisor import die_with_parent  # noqa: PLC0415
+
+    if log_level not in _LEVELS:
+        raise CliError(f"--log-level {log_level}: choose one of {', '.join(_LEVELS)}", 2)
+    die_with_parent(os.environ)
+    _log_to_stderr(log_level)
+    process = _build(config, control)
+    process.install_signal_handlers()
+    process.run()
+
+
+def _build(config_path: Path | None, control: Path | None) -> Daemon:
+    from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: PLC0415
+
+    from autotune.admin import AdminError  # noqa: PLC0415
+    from autotune.config import Config, ConfigError, load_config  # noqa: PLC0415
+    from autotune.daemon import Daemon, Surroundings  # noqa: PLC0415
+    from autotune.journal_file import JournalError  # noqa: PLC0415
+    from autotune.ticker import PipeWaiter  # noqa: PLC0415
+    from autotune.wiring import build_parts, check_rules, control_socket  # noqa: PLC0415
+    from engine.clock import RealClock  # noqa: PLC0415
+    from engine.control_client import ControlClient  # noqa: PLC0415
+
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the series and tell what nobody asks
+    try:
+        config = Config() if config_path is None else load_config(config_path)
+        rules = check_rules(config)
+        clock, registry = RealClock(), CollectorRegistry()
+        socket = control_socket(config, control, os.environ)
+        parts = build_parts(
+            config,
+            rules,
+            control=ControlClient(socket, timeout_s=config.engine.timeout_s),
+            clock=clock,
+            waiter=PipeWaiter(clock),
+            registry=registry,
+            environment=os.environ,
+        )
+        around = Surroundings(clock, registry, os.environ, os.getpid(), _boot_id())
+        return Daemon(config_path, config, rules, parts, around)
+    except (ConfigError, JournalError, AdminError) as error:
+        raise CliError(str(error)) from error
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _log_to_stderr(level: str) -> None:
+    # The system's journal stamps lines itself.
+    stamp = "" if os.environ.get("JOURNAL_STREAM") else "%(asctime)s "
+    logging.basicConfig(level=level.upper(), format=f"{stamp}%(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx", "httpcore", "apscheduler", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

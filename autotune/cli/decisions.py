@@ -1,0 +1,126 @@
+"""``autotune decisions``: what the daemon decided, why, and what it did, out of the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError
+from autotune.text import one_line
+
+if TYPE_CHECKING:
+    from autotune.journal_file import Tick
+
+_FOLLOW_S = 0.5
+_SHOWN_EFFECTS = (
+    ("ttft_tail_s", "TTFT tail", "s"),
+    ("tbt_tail_s", "TBT tail", "s"),
+    ("goodput_rps", "goodput", "req/s"),
+    ("kv_usage", "KV usage", ""),
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("decisions")(decisions)
+
+
+def decisions(
+    number: Annotated[int, typer.Option("-n", "--number", min=1, max=100_000, help="How many, the newest.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
+    journal: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Journal; the configuration's or the default one if absent.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="The daemon's configuration.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Show the daemon's recent decisions with their reasons and measured effects, oldest first."""
+    path = journal or _journal_of(config)
+    unmeasured = _show(_read(path, number, 0), as_json=as_json)
+    last = 0
+    while follow:
+        time.sleep(_FOLLOW_S)
+        ticks = _read(path, 10_000, min([last, *(tick - 1 for tick in unmeasured)]))
+        unmeasured = _show(ticks, as_json=as_json, shown_up_to=last, unmeasured=unmeasured)
+        last = max([last, *(tick.id for tick in ticks)])
+
+
+def _show(
+    ticks: list[Tick], *, as_json: bool, shown_up_to: int = 0, unmeasured: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    """Print new decisions and newly measured effects; returns the decisions whose effect is still to come."""
+    waiting = set()
+    for tick in ticks:
+        is_new = tick.id > shown_up_to
+        if is_new:
+            for row in _rows(tick):
+                typer.echo(json.dumps({**row, "effect": tick.effect}) if as_json else _line(row))
+        if tick.effect is None:
+            if _took_effect(tick) and (is_new or tick.id in unmeasured):
+                waiting.add(tick.id)
+        elif not as_json and (is_new or tick.id in unmeasured):
+            typer.echo(_effect_line(tick.id, tick.effect))
+    return frozenset(waiting)
+
+
+def _journal_of(config: Path | None) -> Path:
+    from autotune.config import ConfigError, load_config  # noqa: PLC0415
+    from autotune.journal_file import default_journal  # noqa: PLC0415
+
+    named = None
+    if config is not None:
+        try:
+            named = load_config(config).journal.path
+        except ConfigError as error:
+            raise CliError(str(error)) from error
+    return named or default_journal(os.environ, os.geteuid())
+
+
+def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
+    from autotune.journal_file import JournalError, read_ticks  # noqa: PLC0415
+
+    try:
+        return read_ticks(path, limit=limit, acted_only=True, after_id=after_id)
+    except JournalError as error:
+        raise CliError(str(error)) from error
+
+
+def _rows(tick: Tick) -> list[dict[str, Any]]:
+    own = tick.body.get("decision")
+    return [*tick.body.get("overrides_begun", []), *([own] if own else [])]
+
+
+def _took_effect(tick: Tick) -> bool:
+    own = tick.body.get("decision")
+    return own is not None and own["verdict"] in {"applied", "converging"}
+
+
+def _line(row: dict[str, Any]) -> str:
+    when = datetime.fromtimestamp(row["wall_s"], UTC).astimezone().strftime("%H:%M:%S")
+    old = "?" if row["old"] is None else row["old"]
+    head = f"{when} [{row['tick']}] {row['knob']} {old} -> {row['new']}: {row['verdict']}"
+    return one_line(f"{head} ({row['scenario']}, by {row['writer']}) {row['reason'] or row['why']}", 1000)
+
+
+def _effect_line(tick: int, effect: Any) -> str:
+    if "unknown" in effect:
+        return one_line(f"         [{tick}] effect unknown: {effect['unknown']}")
+    parts = []
+    for name, label, unit in _SHOWN_EFFECTS:
+        before, after = effect["before"].get(name), effect["after"].get(name)
+        if before is not None or after is not None:
+            parts.append(f"{label} {_figure(before)} -> {_figure(after)} {unit}".rstrip())
+    others = effect.get("together_with") or []
+    also = f" (together with {', '.join(map(str, others))})" if others else ""
+    return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}", 1000)
+
+
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

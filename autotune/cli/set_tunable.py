@@ -1,0 +1,81 @@
+"""``autotune set`` and ``autotune release``: an operator's own changes, which the daemon respects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli._shared import CliError, ControlOption, connect, operator
+from autotune.text import one_line
+from autotune.writers import RELEASE_PREFIX
+from engine.tunables import TUNABLES, TunableValue, parse_change
+
+if TYPE_CHECKING:
+    from engine.control_client import PatchAnswer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("set")(set_tunable)
+    app.command("release")(release)
+
+
+def set_tunable(
+    changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE…", help="What to change, all or nothing.")],
+    control: ControlOption = None,
+    reason: Annotated[str, typer.Option(help="Kept with the change and shown to whoever asks.")] = "",
+    if_revision: Annotated[int | None, typer.Option(help="Only if nothing was written since.", min=0)] = None,
+) -> None:
+    """Change knobs of a running engine. The daemon then leaves them alone until `autotune release`."""
+    wanted = _parse(changes)
+    with connect(control) as client:
+        answer = client.patch(wanted, writer=operator(), reason=reason, if_revision=if_revision)
+    _report(wanted, answer)
+
+
+def release(
+    knobs: Annotated[list[str], typer.Argument(metavar="KNOB…", help="Knobs that the daemon may move again.")],
+    control: ControlOption = None,
+) -> None:
+    """Give knobs back to the daemon. Their values stay until it moves them."""
+    unknown = [knob for knob in knobs if knob not in TUNABLES]
+    if unknown:
+        raise CliError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}", 2)
+    with connect(control) as client:
+        view = client.tunables()
+        same = {knob: view["desired"][knob] for knob in knobs}
+        writer = f"{RELEASE_PREFIX}{operator()}"
+        answer = client.patch(same, writer=writer, reason="given back to the daemon", if_revision=view["revision"])
+    _report(same, answer)
+
+
+def _parse(changes: list[str]) -> dict[str, TunableValue]:
+    wanted: dict[str, TunableValue] = {}
+    problems = []
+    for text in changes:
+        knob, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"{text!r}: write it as KNOB=VALUE")
+        elif knob in wanted:
+            problems.append(f"{knob}: given twice")
+        else:
+            try:
+                wanted[knob] = parse_change(knob, value)
+            except ValueError as error:
+                problems.append(str(error))
+    if problems:
+        raise CliError("\n".join(problems), 2)
+    return wanted
+
+
+def _report(wanted: dict[str, TunableValue], answer: PatchAnswer) -> None:
+    refused = []
+    for knob, result in answer["results"].items():
+        line = one_line(f"{knob}={wanted.get(knob)}: {result['status']} {result['why']}".rstrip())
+        if result["status"] in {"applied", "converging"}:
+            typer.echo(line)
+        else:
+            refused.append(line)
+    if refused:
+        raise CliError("\n".join(refused))
+    typer.echo(f"revision {answer['revision']}")

@@ -1,0 +1,79 @@
+"""``autotune status``: how engine and daemon are, in a few lines."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError, ControlOption, connect
+from autotune.text import one_line
+
+DEFAULT_ADMIN = "http://127.0.0.1:9466"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(status)
+
+
+def status(
+    control: ControlOption = None,
+    admin: Annotated[str, typer.Option(metavar="URL", help="Admin address of the daemon.")] = DEFAULT_ADMIN,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+) -> int:
+    """Show how engine and daemon are. Exit code 1 when one of them does not answer or is not well."""
+    engine, engine_problem = _engine(control)
+    daemon, daemon_problem = _daemon(admin)
+    if as_json:
+        problems = {"engine": engine_problem, "daemon": daemon_problem}
+        typer.echo(json.dumps({"engine": engine, "daemon": daemon, "problems": problems}, indent=2))
+    else:
+        typer.echo("engine: " + (engine_problem or _engine_line(engine)))
+        typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
+        for knob, who in daemon.get("overrides", {}).items():
+            typer.echo(one_line(f"  {knob} is left alone, set by {who}; give it back with: autotune release {knob}"))
+    return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
+
+
+def _engine(control: Any) -> tuple[dict[str, Any], str]:
+    from engine.control_client import EngineUnreachable  # noqa: PLC0415
+
+    try:
+        with connect(control) as client:
+            return client.stats().to_json(), ""
+    except EngineUnreachable as error:
+        return {}, one_line(error)
+
+
+def _daemon(admin: str) -> tuple[dict[str, Any], str]:
+    if not admin.startswith(("http://", "https://")):
+        raise CliError(f"--admin {admin}: must be an http address such as {DEFAULT_ADMIN}", 2)
+    try:
+        with urllib.request.urlopen(f"{admin.rstrip('/')}/status", timeout=5) as answer:  # noqa: S310  # checked above
+            document = json.load(answer)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return {}, one_line(f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin")
+    return (document, "") if isinstance(document, dict) else ({}, f"{admin}: not a daemon")
+
+
+def _engine_line(stats: dict[str, Any]) -> str:
+    gauges, counters = stats["gauges"], stats["counters"]
+    values = " ".join(f"{knob}={value}" for knob, value in stats["effective"].items())
+    return one_line(
+        f"{stats['model']}; {gauges['running']} running, {gauges['waiting']} waiting, "
+        f"KV {gauges['kv_usage']:.0%} in use; {counters['requests_completed']} completed, "
+        f"{counters['requests_failed']} failed; {values}"
+    )
+
+
+def _daemon_line(state: dict[str, Any]) -> str:
+    parts = [f"mode {state.get('mode')}", f"engine {state.get('engine')}", f"policy {state.get('policy')}"]
+    if state.get("problem"):
+        parts.append(str(state["problem"]))
+    age_s = state.get("seconds_since_change")
+    parts.append("no change yet" if age_s is None else f"last change {age_s:.0f} s ago")
+    return one_line("; ".join(parts))

@@ -1,0 +1,164 @@
+"""Polls the engine, refuses readings that cannot be true, and says whether the newest one may be acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Final
+
+from engine.clock import Clock
+from engine.stats import Counters, EngineStats, Gauges, Histogram
+from envs.window import History, StatsWindow, amount
+
+_FORGIVE_AFTER: Final = 5
+
+
+class Health(StrEnum):
+    """What the last poll found; bounded, so good as a metric label."""
+
+    OK = "ok"
+    STARTING = "starting"  # no reading yet
+    GONE = "gone"  # the engine does not answer
+    STALE = "stale"  # it answers with the same old figures
+    INVALID = "invalid"  # its figures cannot be true
+
+
+@dataclass
+class CollectorCounters:
+    """Cumulative; fed to the metrics."""
+
+    polls: int = 0
+    failed_polls: int = 0
+    invariant_violations: int = 0  # readings refused: NaN, negative, or a counter that fell
+    restarts: int = 0  # a new engine instance appeared
+
+
+class Collector:
+    """Keeps the readings of the last ``long_s`` seconds; :meth:`poll` adds one.
+
+    Windows are differences of readings, so a missed poll loses nothing. Reading times are the engine's own monotonic
+    stamps; whether a reading is stale is judged by this process's clock, so the two clocks are never compared. Another
+    instance of the engine starts the history anew. Not thread-safe: the control loop owns it.
+    """
+
+    def __init__(
+        self, read: Callable[[], EngineStats | None], clock: Clock, *, long_s: float, stale_after_s: float
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._stale_after_s = stale_after_s
+        self._history = History(long_s)
+        self._heard_ns = 0  # our clock when the newest reading arrived
+        self._answered = True
+        self._refused = 0  # in a row
+        self._last_instance: str | None = None
+        self.problem = ""
+        """Why :attr:`health` is INVALID, in one line; else empty."""
+        self.counters = CollectorCounters()
+
+    def configure(self, *, long_s: float, stale_after_s: float) -> None:
+        """Change the horizon and the patience; readings held so far stay."""
+        self._stale_after_s = stale_after_s
+        history = History(long_s)
+        for reading in self._history.readings:
+            history.add(reading)
+        self._history = history
+
+    def poll(self) -> EngineStats | None:
+        """Ask the engine once; the reading if it is new and believable, else None."""
+        self.counters.polls += 1
+        reading = self._read()
+        self._answered = reading is not None
+        if reading is None:
+            self.counters.failed_polls += 1
+            return None
+        self._notice_instance(reading.instance)
+        newest = self.latest
+        self.problem = implausible(reading, newest) or ""
+        if self.problem:
+            self.counters.invariant_violations += 1
+            self._refused += 1
+            if self._refused < _FORGIVE_AFTER or implausible(reading, None) is not None:
+                return None
+            # So many in a row: the wrong one was the old reading. Begin a new history with this one.
+            self._history.lose()
+            self.problem, newest = "", None
+        self._refused = 0
+        if newest is not None and reading.stamp_ns <= newest.stamp_ns:
+            return None
+        self._heard_ns = self._clock.now_ns()
+        self._history.add(reading)
+        return reading
+
+    @property
+    def health(self) -> Health:
+        """Whether the newest reading may be acted on: only OK may."""
+        if not self._answered:
+            return Health.GONE
+        if self.problem:
+            return Health.INVALID
+        if self.latest is None:
+            return Health.STARTING
+        return Health.STALE if self._is_stale() else Health.OK
+
+    @property
+    def latest(self) -> EngineStats | None:
+        """The newest reading however old, None before the first."""
+        readings = self._history.readings
+        return readings[-1] if readings else None
+
+    @property
+    def fresh(self) -> EngineStats | None:
+        """The newest believable reading if it is not stale; one poll that failed does not make the engine lost."""
+        return None if self._is_stale() else self.latest
+
+    def window(self, seconds: float) -> StatsWindow:
+        """The last ``seconds``, or as much of them as has been read; its ends are None where nothing is known."""
+        return self._history.window(seconds)
+
+    def since(self, stamp_ns: int) -> StatsWindow:
+        """From the first reading at or after ``stamp_ns`` (the engine's clock) to the newest."""
+        start = next((reading for reading in self._history.readings if reading.stamp_ns >= stamp_ns), None)
+        return StatsWindow.between(start, self.latest)
+
+    def _is_stale(self) -> bool:
+        return self._clock.now_ns() - self._heard_ns > self._stale_after_s * 1e9
+
+    def _notice_instance(self, instance: str) -> None:
+        if instance == self._last_instance:
+            return
+        if self._last_instance is not None:
+            self.counters.restarts += 1
+            self._history.lose()
+        self._last_instance = instance
+
+
+_HISTOGRAMS = ("ttft", "itl", "e2e", "queue", "prompt_lengths", "output_lengths")
+
+
+def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
+    """Why a reading cannot be true, or None: not a number, negative, or lower than a counter was ``before``."""
+    for item in fields(Counters):
+        value = getattr(reading.counters, item.name)
+        if amount(value) is None:
+            return f"counter {item.name} is {value!r}"
+        if before is not None and value < getattr(before.counters, item.name) and item.name != "feedback_sum":
+            return f"counter {item.name} fell from {getattr(before.counters, item.name)} to {value}"
+    for item in fields(Gauges):
+        value = getattr(reading.gauges, item.name)
+        if value is not None and not isinstance(value, list | dict) and amount(value) is None:
+            return f"gauge {item.name} is {value!r}"
+    for name in _HISTOGRAMS:
+        problem = _implausible_histogram(getattr(reading, name), None if before is None else getattr(before, name))
+        if problem is not None:
+            return f"histogram {name} {problem}"
+    return None
+
+
+def _implausible_histogram(now: Histogram, before: Histogram | None) -> str | None:
+    if amount(now.sum_s) is None or any(type(count) is not int or count < 0 for count in now.counts):
+        return f"is negative or not a number (sum {now.sum_s!r})"
+    if before is not None and any(new < old for new, old in zip(now.counts, before.counts, strict=True)):
+        return "lost values"
+    return None

@@ -1,0 +1,179 @@
+"""The daemon process: the loop with what surrounds it (signals, service manager, admin port, housekeeping, reload)."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from autotune.admin import AdminServer, admin_app
+from autotune.config import Config, ConfigError, load_config
+from autotune.housekeeping import Housekeeping
+from autotune.loop import Loop
+from autotune.parts import Parts
+from autotune.reload import Reload, plan_reload
+from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
+from autotune.wiring import check_rules, env_of, guard_of, rules_document, run_document, settings_of
+from engine.clock import Clock
+from policies.rules import RuleSet
+from policies.threshold import ThresholdPolicy
+
+_LOG: Final = logging.getLogger("autotune.daemon")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the daemon gets from outside.
+
+    ``pid`` and ``environment`` are the process's own; ``boot`` identifies the boot of the machine, without which the
+    monotonic times of an earlier run mean nothing.
+    """
+
+    clock: Clock
+    registry: CollectorRegistry
+    environment: Mapping[str, str]
+    pid: int
+    boot: str
+
+
+class Daemon:
+    """Runs the loop until SIGTERM or SIGINT; SIGHUP reloads ``config_path`` whole or not at all."""
+
+    def __init__(
+        self, config_path: Path | None, config: Config, rules: RuleSet, parts: Parts, around: Surroundings
+    ) -> None:
+        self._path, self._config, self._rules = config_path, config, rules
+        self._parts, self._around = parts, around
+        self._run_id = uuid.uuid4().hex[:12]
+        self.loop = Loop(parts, settings_of(config), run=self._run_id, boot=around.boot, before_turn=self._before_turn)
+        self.notifier = Notifier.from_environment(around.environment, around.clock)
+        self._reload_wanted = False
+        self.last_reload: Reload | None = None
+        self._status_line = ""
+        self.admin: AdminServer | None = None
+        if config.admin.enabled:
+            app = admin_app(around.registry, parts.decisions, self.status)
+            self.admin = AdminServer(app, config.admin.host, config.admin.port)
+
+    def run(self) -> None:
+        """Serve until stopped; everything that was started is stopped when it returns or raises."""
+        parts, around = self._parts, self._around
+        parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
+        self.loop.restore()
+        interval_s = watchdog_interval_s(around.environment, around.pid)
+        watchdog = Watchdog(self.notifier, interval_s, self.loop.alive) if interval_s is not None else None
+        jobs = Housekeeping()
+        jobs.every(self._config.housekeeping.prune_every_s, "journal-prune", self._prune)
+        try:
+            if self.admin is not None:
+                self.admin.start()
+                _LOG.info("metrics and decisions at %s", self.admin.address)
+            jobs.start()
+            if watchdog is not None:
+                watchdog.start()
+            self.loop.turn()  # one look at the engine, so that the first status says something
+            self.notifier.ready(self._line())
+            self.loop.run()
+        finally:
+            self.notifier.stopping("stopping; the engine keeps its settings")
+            if watchdog is not None:
+                watchdog.stop()
+            jobs.stop()
+            if self.admin is not None:
+                self.admin.stop()
+            parts.journal.close()
+
+    def install_signal_handlers(self) -> None:
+        """SIGTERM and SIGINT stop, SIGHUP reloads. For the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+
+    def request_reload(self) -> None:
+        """Reload between two ticks; asking twice before it happens reloads once."""
+        self._reload_wanted = True
+        self._parts.waiter.wake()
+
+    def status(self) -> Mapping[str, Any]:
+        """What ``/status`` shows; callable from any thread."""
+        reload = self.last_reload
+        shown = None
+        if reload is not None:
+            shown = {
+                "applied": reload.applied,
+                "needs_restart": reload.needs_restart,
+                "rejected": reload.rejected,
+            }
+        return {**self.loop.reporter.status, "run": self._run_id, "last_reload": shown}
+
+    def reload(self) -> Reload:
+        """Read the file again and take it whole or not at all; the service manager hears of it in every case."""
+        self.notifier.reloading()
+        try:
+            outcome = self._take(self._path)
+        except ConfigError as error:
+            outcome = Reload(self._config, [], [], error.problems)
+        except Exception as error:  # noqa: BLE001  # a reload must never end the daemon
+            _LOG.exception("reload failed")
+            outcome = Reload(self._config, [], [], [f"reload failed: {error}"])
+        self.last_reload = outcome
+        self._parts.metrics.reloads.labels("rejected" if outcome.rejected else "applied").inc()
+        _LOG.log(logging.ERROR if outcome.rejected else logging.INFO, "%s", outcome.summary())
+        self.notifier.ready(outcome.summary())
+        return outcome
+
+    def _take(self, path: Path | None) -> Reload:
+        if path is None:
+            return Reload(self._config, [], [], ["there is no configuration file to reload"])
+        plan = plan_reload(self._config, load_config(path))
+        if plan.rejected:
+            return plan
+        rules = check_rules(plan.config)
+        parts, old, new = self._parts, self._config, plan.config
+        # Everything is built before anything is replaced.
+        guard = guard_of(new)
+        windows = ("targets", "objective", "window_s", "long_window_s")
+        same_env = all(getattr(old, name) == getattr(new, name) for name in windows)
+        env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
+        same_rules = rules_document(rules) == rules_document(self._rules)
+        policy = parts.policy if same_rules else ThresholdPolicy(rules)
+        self.loop.configure(settings_of(new), env=env, policy=policy, guard=guard)
+        self._config, self._rules = new, rules
+        if not same_rules and "policy.rules" not in plan.applied:
+            plan.applied.append("policy.rules (the file's content)")
+        parts.journal.start_run(self._run_id, run_document(new, rules))
+        return plan
+
+    def _before_turn(self) -> None:
+        if self._reload_wanted:
+            self._reload_wanted = False
+            self.reload()
+        line = self._line()
+        if line != self._status_line and self.loop.ticks:
+            self._status_line = line
+            self.notifier.status(line)
+            _LOG.info("%s", line)
+
+    def _line(self) -> str:
+        status = self.loop.reporter.status
+        line = f"{status.get('mode', self._config.mode)}; engine {status.get('engine', 'not seen yet')}"
+        if status.get("problem"):
+            line += f": {status['problem']}"
+        overrides = status.get("overrides")
+        return line + (f"; left alone: {', '.join(overrides)}" if overrides else "")
+
+    def _prune(self) -> None:
+        self._parts.journal.prune(self._config.journal.max_rows, self._config.journal.max_bytes)
+
+    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self.loop.stop()
+
+    def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self.request_reload()

@@ -1,0 +1,71 @@
+"""The recent decisions kept in memory for people who ask: what was wanted, why, what became of it, what it did."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.text import one_line
+from engine.tunables import TunableValue
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One decision as shown at ``/decisions`` and by ``autotune decisions``.
+
+    ``verdict`` is the guard's word if it refused, else the engine's. ``effect`` has ``before`` and ``after`` figures
+    over one window each, or ``unknown`` with the reason; None until it has been measured.
+    """
+
+    tick: int
+    wall_s: float
+    knob: str
+    old: TunableValue | None
+    new: TunableValue
+    scenario: str
+    reason: str
+    writer: str
+    verdict: str
+    why: str
+    effect: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DecisionRecord:
+        """Inverse of :meth:`to_json`. Raises TypeError for missing or unknown keys."""
+        return cls(**data)
+
+    def line(self) -> str:
+        """One line for a log."""
+        move = f"{self.knob} {'?' if self.old is None else self.old} -> {self.new}"
+        about = f"({self.scenario}, by {self.writer}): {self.reason or self.why}"
+        return one_line(f"[{self.tick}] {move} {self.verdict} {about}")
+
+
+class DecisionLog:
+    """The newest decisions, bounded. The loop appends, other threads read."""
+
+    def __init__(self, size: int = 500) -> None:
+        self._records: deque[DecisionRecord] = deque(maxlen=size)
+        self._lock = threading.Lock()
+
+    def append(self, record: DecisionRecord) -> None:
+        with self._lock:
+            self._records.append(record)
+
+    def set_effect(self, tick: int, effect: Mapping[str, Any]) -> None:
+        """Fill in what the decision of a tick did; nothing if it has left the log."""
+        with self._lock:
+            for index, record in enumerate(self._records):
+                if record.tick == tick:
+                    self._records[index] = DecisionRecord(**{**record.to_json(), "effect": effect})
+
+    def recent(self, limit: int) -> list[DecisionRecord]:
+        """Up to ``limit`` records, oldest first."""
+        with self._lock:
+            return list(self._records)[-limit:] if limit > 0 else []

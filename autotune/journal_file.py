@@ -1,0 +1,150 @@
+"""The journal's file: its place, who may use it, reading it from any process, and keeping it in bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_PRUNE_BATCH: Final = 500  # rows per transaction, so that the loop never waits long for a prune
+_DELETE_OLDEST: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks ORDER BY id LIMIT ?)"
+_DELETE_OLDEST_OF: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks WHERE acted = ? ORDER BY id LIMIT ?)"
+
+
+class JournalError(Exception):
+    """The journal cannot be used, in one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One row. ``body`` is JSON: observation, policy state, proposal, verdict, what was written.
+
+    ``acted``: something was proposed, so the row counts as a decision and outlives mere no-ops.
+    """
+
+    id: int
+    run: str
+    wall_s: float
+    stamp_ns: int
+    acted: bool
+    body: Mapping[str, Any]
+    effect: Mapping[str, Any] | None = None
+
+
+def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: int = 0) -> list[Tick]:
+    """The newest ``limit`` ticks with an id above ``after_id``, oldest first; any process may call it.
+
+    Raises JournalError when the file is missing or unreadable.
+    """
+    where = "id > ?" + (" AND acted" if acted_only else "")
+    query = f"SELECT * FROM ticks WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608  # no outside text in it
+    try:
+        with _connect(path, read_only=True) as connection:
+            rows = connection.execute(query, (after_id, limit)).fetchall()
+    except (sqlite3.Error, OSError) as error:
+        raise JournalError(f"journal {path}: {error}") from error
+    return [
+        Tick(row[0], row[1], row[2], row[3], bool(row[4]), json.loads(row[5]), row[6] and json.loads(row[6]))
+        for row in reversed(rows)
+    ]
+
+
+def default_journal(environment: Mapping[str, str], uid: int) -> Path:
+    """The journal's place: systemd's state directory, root's, or the user's (XDG)."""
+    state = environment.get("STATE_DIRECTORY", "").split(":")[0]
+    if state:
+        return Path(state) / "journal.db"
+    if uid == 0:
+        return Path("/var/lib/kv-autotune/journal.db")
+    base = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", "/tmp")) / ".local/state")  # noqa: S108
+    return Path(base) / "kv-autotune" / "journal.db"
+
+
+def take_ownership(path: Path) -> int:
+    """Lock ``path`` for this process through a file beside it, and make sure that the path is safe to open."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_file(path)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(f"journal {path}: {error.strerror or error}; set journal.path") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise JournalError(f"journal {path}: another daemon is using it; stop that one or set journal.path") from error
+    return lock
+
+
+def _check_file(path: Path) -> None:
+    """Create the file for its owner alone, or refuse one that is a link, not a file, or somebody else's."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
+            raise JournalError(f"journal {path}: not a regular file of this user; set journal.path")
+    finally:
+        os.close(handle)
+
+
+def prune_file(path: Path, max_rows: int, max_bytes: int) -> int:
+    """Delete oldest rows until both bounds hold; half the rows are kept for decisions. Returns rows deleted.
+
+    Works on a connection of its own in small transactions, so that the control loop never waits long for it.
+    """
+    deleted = 0
+    with contextlib.suppress(sqlite3.Error), _connect(path) as connection:
+        deleted = _prune_rows(connection, max_rows) + _prune_bytes(connection, max_bytes)
+        connection.executescript("PRAGMA incremental_vacuum")  # as a script: execute() would free one page only
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    return deleted
+
+
+@contextlib.contextmanager
+def _connect(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+    connection = sqlite3.connect(uri, uri=True, timeout=1, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _prune_rows(connection: sqlite3.Connection, max_rows: int) -> int:
+    """Keep at most ``max_rows``: the newest, with up to half of the room reserved for decisions, which tell more."""
+    counts = dict(connection.execute("SELECT acted, count(*) FROM ticks GROUP BY acted").fetchall())
+    decisions, others = counts.get(1, 0), counts.get(0, 0)
+    kept_others = min(others, max_rows - min(decisions, max_rows // 2))
+    deleted = 0
+    for acted, excess in ((0, others - kept_others), (1, decisions - (max_rows - kept_others))):
+        for start in range(0, excess, _PRUNE_BATCH):
+            connection.execute(_DELETE_OLDEST_OF, (acted, min(_PRUNE_BATCH, excess - start)))
+        deleted += max(0, excess)
+    return deleted
+
+
+def _prune_bytes(connection: sqlite3.Connection, max_bytes: int) -> int:
+    deleted = 0
+    while (used := _used_bytes(connection)) > max_bytes:
+        rows = connection.execute("SELECT count(*) FROM ticks").fetchone()[0]
+        if rows == 0:
+            break
+        batch = min(_PRUNE_BATCH, math.ceil(rows * (1 - max_bytes / used)))
+        connection.execute(_DELETE_OLDEST, (batch,))
+        deleted += batch
+    return deleted
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)

@@ -1,0 +1,220 @@
+"""The control loop, which is the LiveEngine environment's: observe, decide, guard, act, later look at what it did.
+
+One thread, one monotonic tick. Nothing that goes wrong in a tick ends the loop: a lost engine, stale or impossible
+figures and a failing policy all come down to "do nothing, and say so".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from autotune.collector import Health
+from autotune.journal_file import Tick
+from autotune.parts import Parts, Settings
+from autotune.reporter import Reporter
+from autotune.ticker import Ticker
+from envs.live import LiveEngine
+from envs.port import ApplyResult, ApplyStatus
+from envs.spaces import Observation, encode_action
+from policies.base import Decision, Policy, PolicyState
+from policies.guard import Guard, GuardContext, GuardState, Verdict
+
+_LOG: Final = logging.getLogger("autotune.loop")
+# A change that never reached the engine may be tried again at once; the guard counts every other one as made.
+_NOT_MADE: Final = frozenset({ApplyStatus.CONFLICT, ApplyStatus.LOST})
+_MEMORY: Final = "loop"
+
+
+@dataclass
+class _Memory:
+    """What the loop carries from tick to tick; journalled, and restored after a restart."""
+
+    policy_state: PolicyState
+    guard_state: GuardState
+    instance: str | None = None  # the engine that the policy's state is about
+
+
+class Loop:
+    """Drives ``parts`` until :meth:`stop`. ``run`` identifies this run in the journal, ``boot`` the machine's boot.
+
+    ``before_turn`` is called once per turn, in the loop's thread: the place for reloads and status lines.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        settings: Settings,
+        *,
+        run: str,
+        boot: str = "",
+        before_turn: Callable[[], None] | None = None,
+    ) -> None:
+        self.parts = parts
+        self.settings = settings
+        self.reporter = Reporter(parts)
+        self._run, self._boot = run, boot
+        self._before_turn = before_turn or (lambda: None)
+        now_ns = parts.clock.now_ns()
+        self._polls = Ticker(settings.poll_s, now_ns)
+        self._ticks = Ticker(settings.tick_s, now_ns)
+        self._memory = _Memory(parts.policy.initial_state(), parts.guard.initial_state())
+        self._stopping = False
+        self._turned_ns = now_ns
+        self._problem = ""
+        self.ticks = 0
+        parts.env.reset()
+
+    def run(self) -> None:
+        """Turn until stopped. The engine's settings are left as they are when it ends."""
+        while not self._stopping:
+            self.parts.waiter.wait_until(self.turn())
+
+    def stop(self) -> None:
+        """End :meth:`run` soon. Safe in signal handlers and other threads."""
+        self._stopping = True
+        self.parts.waiter.wake()
+
+    def turn(self) -> int:
+        """Do what is due and return when the next thing is, in nanoseconds of the clock."""
+        self._before_turn()
+        now_ns = self.parts.clock.now_ns()
+        if self._polls.take(now_ns):
+            self.parts.collector.poll()
+        if self._ticks.take(now_ns):
+            self._tick()
+        self._turned_ns = self.parts.clock.now_ns()
+        return min(self._polls.next_ns, self._ticks.next_ns)
+
+    def alive(self) -> bool:
+        """Whether the loop has turned lately, for the watchdog: within three ticks and never under ten seconds."""
+        limit_ns = max(10.0, 3 * self.settings.tick_s) * 1e9
+        return self.parts.clock.now_ns() - self._turned_ns < limit_ns
+
+    def configure(self, settings: Settings, *, env: LiveEngine, policy: Policy, guard: Guard) -> None:
+        """Take new settings and parts between two ticks; a new policy starts with a state of its own."""
+        parts, now_ns = self.parts, self.parts.clock.now_ns()
+        self._polls.set_period(settings.poll_s, now_ns)
+        self._ticks.set_period(settings.tick_s, now_ns)
+        parts.collector.configure(long_s=settings.long_s, stale_after_s=settings.stale_after_s)
+        parts.actuator.mode = settings.mode
+        if env is not parts.env:
+            env.reset()
+        if policy is not parts.policy:
+            self._memory.policy_state = policy.initial_state()
+        parts.env, parts.policy, parts.guard = env, policy, guard
+        self.settings = settings
+
+    def restore(self) -> bool:
+        """Go on where the journal's last run stopped; False when it was in another boot or had another policy.
+
+        Monotonic times mean nothing after another boot. Policy and guard replace what they cannot use.
+        """
+        kept = self.parts.journal.recall(_MEMORY)
+        if not isinstance(kept, dict) or (kept.get("boot"), kept.get("name")) != (self._boot, self.parts.policy.name):
+            return False
+        self._memory = _Memory(dict(kept["policy"]), dict(kept["guard"]), kept["instance"])
+        return True
+
+    def _tick(self) -> None:
+        parts = self.parts
+        tick = parts.journal.next_id
+        parts.journal.next_id += 1
+        self.ticks += 1
+        try:
+            self._problem = ""
+            acted, body = self._control(tick)
+        except Exception as error:  # noqa: BLE001  # one tick must never end the loop
+            parts.metrics.tick_errors.inc()
+            _LOG.exception("tick %d failed", tick)
+            self._problem = f"tick failed: {error!r}"
+            acted, body = False, {"scenario": "tick_error", "reason": self._problem}
+        memory = self._memory
+        parts.journal.append(
+            Tick(tick, self._run, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
+            _MEMORY,
+            {
+                "boot": self._boot,
+                "name": parts.policy.name,
+                "policy": memory.policy_state,
+                "guard": memory.guard_state,
+                "instance": memory.instance,
+            },
+        )
+        self.reporter.publish(self.settings, ticks=self.ticks, missed_ticks=self._ticks.missed, problem=self._problem)
+
+    def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
+        """One tick; whether there was a decision, and what the journal keeps."""
+        parts, memory = self.parts, self._memory
+        if parts.collector.health is Health.GONE:
+            parts.actuator.forget()  # asking once more would only wait once more
+        else:
+            parts.actuator.refresh()
+        _, reward, _, _, info = parts.env.observe()
+        observation: Observation = info["observation"]
+        self._notice_instance(observation.instance)
+        others = self.reporter.other_writers(tick)
+        self.reporter.effects(observation)
+        writers = parts.actuator.writers()
+        health = parts.collector.health
+        body: dict[str, Any] = {
+            "health": health,
+            "mode": self.settings.mode,
+            "policy": parts.policy.name,
+            "observation": observation.to_json(),
+            "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
+            "policy_state": memory.policy_state,
+            "guard_state": memory.guard_state,
+            "reward": reward,
+            "overrides_begun": [record.to_json() for record in others],
+        }
+        if health is not Health.OK or parts.actuator.view is None:
+            problem = parts.collector.problem or parts.actuator.last_error
+            reason = f"holding: engine {health} {problem}".rstrip()
+            return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
+        decision = self._decide(observation)
+        verdict, guard_state = parts.guard.check(
+            decision.change, GuardContext(observation, writers), memory.guard_state
+        )
+        result = self._act(decision, verdict)
+        if result is None or result.status not in _NOT_MADE:
+            memory.guard_state = guard_state
+        record = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
+        return record is not None or bool(others), {
+            **body,
+            "scenario": decision.scenario,
+            "reason": decision.reason,
+            "proposal": None if decision.change is None else [decision.change.knob, decision.change.value],
+            "verdict": [verdict.code, verdict.text],
+            "written": None if result is None else [result.status, result.why, result.revision],
+            "decision": None if record is None else record.to_json(),
+        }
+
+    def _notice_instance(self, instance: str | None) -> None:
+        memory = self._memory
+        if instance is None:
+            return
+        if memory.instance not in {None, instance}:
+            # What a policy remembered of another instance says nothing about this one.
+            memory.policy_state = self.parts.policy.initial_state()
+        memory.instance = instance
+
+    def _decide(self, observation: Observation) -> Decision:
+        policy, memory = self.parts.policy, self._memory
+        try:
+            decision, memory.policy_state = policy.decide(observation, memory.policy_state)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the answer is to leave the engine alone
+            self.parts.metrics.policy_errors.inc()
+            _LOG.exception("policy %s failed; nothing is changed", policy.name)
+            memory.policy_state = policy.initial_state()
+            self._problem = f"policy {policy.name} failed: {error!r}"
+            return Decision(None, "policy_error", self._problem)
+        return decision
+
+    def _act(self, decision: Decision, verdict: Verdict) -> ApplyResult | None:
+        if verdict.change is None:
+            return None
+        self.parts.actuator.reason = f"{decision.scenario}: {decision.reason}"
+        return self.parts.env.act(encode_action(verdict.change))

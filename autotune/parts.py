@@ -1,0 +1,46 @@
+"""What a daemon is made of: the injected parts and the settings that a reload may replace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.actuator import Actuator
+from autotune.collector import Collector
+from autotune.decisions import DecisionLog
+from autotune.journal import Journal
+from autotune.metrics import DaemonMetrics
+from autotune.ticker import Waiter
+from engine.clock import Clock
+from envs.live import LiveEngine
+from policies.base import Policy
+from policies.guard import Guard
+
+
+@dataclass
+class Settings:
+    """Plain values out of the configuration; durations in seconds."""
+
+    mode: str
+    poll_s: float
+    tick_s: float
+    window_s: float
+    long_s: float
+    stale_after_s: float
+    ttft_target_s: float
+    tbt_target_s: float
+
+
+@dataclass
+class Parts:
+    """What the loop drives. ``env``, ``policy`` and ``guard`` may be replaced between two ticks."""
+
+    clock: Clock
+    waiter: Waiter
+    actuator: Actuator
+    collector: Collector
+    env: LiveEngine
+    policy: Policy
+    guard: Guard
+    journal: Journal
+    decisions: DecisionLog
+    metrics: DaemonMetrics

@@ -1,0 +1,166 @@
+"""What people and machines are told about the loop's work: decisions, other writers, effects, metrics, status."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from autotune.collector import Health
+from autotune.decisions import DecisionRecord
+from autotune.effects import PendingEffects
+from autotune.metrics import Snapshot
+from autotune.parts import Parts, Settings
+from autotune.writers import OWN_WRITER
+from engine.tunables import TunableValue
+from envs.port import ApplyResult, ApplyStatus, Change
+from envs.spaces import Observation
+from envs.window import StatsWindow
+from policies.base import Decision
+from policies.guard import Verdict, Writer
+
+_LOG: Final = logging.getLogger("autotune.decisions")
+
+
+class Reporter:
+    """Turns what the loop does into records. Owned by the loop's thread; ``status`` may be read by others."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pending = PendingEffects()
+        self._seen_writers: dict[str, Writer] | None = None
+        self._seen_values: dict[str, TunableValue] = {}
+        self._last_refusal: tuple[Change, str] | None = None
+        self._last_written_ns: int | None = None
+        self.status: dict[str, Any] = {"healthy": False}
+        """Replaced whole at every tick."""
+
+    def effects(self, observation: Observation) -> None:
+        """Add to earlier decisions what they did, as far as it can be told now."""
+        for tick, effect in self._pending.due(observation):
+            self._parts.journal.set_effect(tick, effect)
+            self._parts.decisions.set_effect(tick, effect)
+
+    def decision(
+        self,
+        tick: int,
+        observation: Observation,
+        decision: Decision,
+        verdict: Verdict,
+        result: ApplyResult | None,
+        settings: Settings,
+    ) -> DecisionRecord | None:
+        """Count a proposal and show it; None for nothing new: a refusal that repeats at every tick is told once."""
+        change = decision.change
+        if change is None or not verdict.is_decision:
+            self._last_refusal = None
+            return None
+        written = verdict.change or change
+        outcome, why = _outcome(verdict, result, settings.mode)
+        self._parts.metrics.count_decision(written.knob, written.value, decision.scenario, OWN_WRITER, outcome)
+        took_effect = result is not None and result.took_effect
+        if not took_effect and self._last_refusal == (written, outcome):
+            return None
+        self._last_refusal = None if took_effect else (written, outcome)
+        record = DecisionRecord(
+            tick=tick,
+            wall_s=self._parts.clock.wall_s(),
+            knob=written.knob,
+            old=observation.tunables.get(written.knob),
+            new=written.value,
+            scenario=decision.scenario,
+            reason=decision.reason,
+            writer=OWN_WRITER,
+            verdict=outcome,
+            why=why,
+        )
+        self._show(record)
+        if took_effect:
+            self._last_written_ns = self._parts.clock.now_ns()
+            self._pending.add(tick, observation, settings.window_s)
+        return record
+
+    def other_writers(self, tick: int) -> list[DecisionRecord]:
+        """Tell once about every write by somebody else. The first look only learns what is there."""
+        view = self._parts.actuator.view
+        if view is None:
+            return []
+        writers = self._parts.actuator.writers()
+        seen, self._seen_writers = self._seen_writers, writers
+        values, self._seen_values = self._seen_values, dict(view["desired"])
+        records = []
+        for knob, writer in writers.items():
+            if seen is None or seen.get(knob) == writer or writer.writer == OWN_WRITER:
+                continue
+            record = DecisionRecord(
+                tick=tick,
+                wall_s=self._parts.clock.wall_s(),
+                knob=knob,
+                old=values.get(knob),
+                new=view["desired"][knob],
+                scenario="override",
+                reason=writer.reason,
+                writer=writer.writer,
+                verdict="applied",
+                why=f"set by {writer.writer}; left alone until `autotune release {knob}`",
+            )
+            self._parts.metrics.count_decision(knob, record.new, "override", writer.writer, "applied")
+            self._show(record)
+            records.append(record)
+        return records
+
+    def publish(self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str) -> None:
+        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything."""
+        parts = self._parts
+        health, overrides = parts.collector.health, parts.actuator.overrides()
+        age_s = math.nan
+        if self._last_written_ns is not None:
+            age_s = (parts.clock.now_ns() - self._last_written_ns) / 1e9
+        latest = parts.collector.latest
+        parts.metrics.snapshot = Snapshot(
+            health=health,
+            mode=settings.mode,
+            reading=None if health is Health.GONE else latest,
+            window=parts.collector.window(settings.window_s) if health is Health.OK else StatsWindow(None, None),
+            ttft_target_s=settings.ttft_target_s,
+            tbt_target_s=settings.tbt_target_s,
+            overridden=frozenset(overrides),
+            seconds_since_change=age_s,
+            ticks=ticks,
+            missed_ticks=missed_ticks,
+            polls=replace(parts.collector.counters),
+            journal=replace(parts.journal.counters),
+        )
+        observation = parts.env.observation
+        self.status = {
+            "healthy": health is Health.OK and not problem,
+            "engine": health,
+            "problem": parts.collector.problem or parts.actuator.last_error or problem,
+            "mode": settings.mode,
+            "policy": parts.policy.name,
+            "instance": None if latest is None else latest.instance,
+            "tunables": {} if latest is None else dict(latest.effective),
+            "overrides": {knob: f"{writer.writer}: {writer.reason}" for knob, writer in overrides.items()},
+            "observed_s": observation.observed_s,
+            "window_s": settings.window_s,
+            "values": dict(observation.values),
+            "tick": parts.journal.next_id - 1,
+            "seconds_since_change": age_s,
+            "journal": {"path": str(parts.journal.path), "last_error": parts.journal.counters.last_error},
+        }
+
+    def _show(self, record: DecisionRecord) -> None:
+        self._parts.decisions.append(record)
+        _LOG.info("%s", record.line())
+
+
+def _outcome(verdict: Verdict, result: ApplyResult | None, mode: str) -> tuple[str, str]:
+    """The word for what became of a proposal, and why."""
+    if verdict.change is None:
+        return str(verdict.code), verdict.text
+    if result is None:
+        return "masked", "the environment does not allow this action now"
+    if result.status is ApplyStatus.REFUSED and mode != "active":
+        return "advised" if mode == "advise" else "off", result.why
+    return str(result.status), result.why

@@ -1,0 +1,185 @@
+"""The schema of the daemon's configuration and its defaults; docs and ``check-config`` derive from it.
+
+Keys marked ``restart`` take effect at the next start only, all others at a reload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
+
+from engine.tunables import TUNABLES, Tunable, TunableValue
+
+Mode = Literal["active", "advise", "off"]
+_T = TypeVar("_T")
+RESTART: JsonDict = {"reload": "restart"}
+"""Marks a key that a reload cannot change."""
+
+
+class KeyedError(ValueError):
+    """Faults by key below the place that is being checked."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("; ".join(problems.values()))
+        self.problems = problems
+
+
+class Section(BaseModel):
+    # validate_default: a default is held to the same bounds, so a bad one cannot hide behind never being written.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+class EngineSection(Section):
+    """The engine that the daemon tunes."""
+
+    control: Path | None = Field(
+        default=None, description="Control socket; the engine's default one if absent.", json_schema_extra=RESTART
+    )
+    poll_s: float = Field(default=0.5, ge=0.02, le=60, description="Seconds between two readings of the engine.")
+    timeout_s: float = Field(
+        default=2, gt=0, le=60, description="Patience for one call to the engine.", json_schema_extra=RESTART
+    )
+    stale_after_s: float = Field(default=5, gt=0, le=600, description="A reading older than this decides nothing.")
+
+
+class TargetsSection(Section):
+    """Latency targets: the given quantile of each is to stay below."""
+
+    ttft_s: float = Field(default=1, gt=0, le=3600, description="Arrival to first token.")
+    tbt_s: float = Field(default=0.1, gt=0, le=3600, description="Gap between two tokens.")
+    quantile: float = Field(default=0.95, gt=0, lt=1)
+
+
+class PolicySection(Section):
+    """Who decides."""
+
+    rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
+
+
+class ByCost(Section):
+    """Seconds by cost class of the knob."""
+
+    step: float = Field(default=2, ge=0, le=86400, description="Knobs that take effect at the next step.")
+    background: float = Field(default=5, ge=0, le=86400, description="Knobs that converge by background work.")
+
+
+class Rate(Section):
+    """At most ``changes`` within ``per_s`` seconds."""
+
+    changes: int = Field(ge=0, le=100_000)
+    per_s: float = Field(default=60, gt=0, le=86400)
+
+
+class RatesByCost(Section):
+    """Rate limits by cost class."""
+
+    step: Rate = Rate(changes=20)
+    background: Rate = Rate(changes=12)
+
+
+class GuardSection(Section):
+    """What the guard enforces on every proposal, whoever made it."""
+
+    dwell_s: ByCost = Field(default=ByCost(), description="How long a knob stays before it moves again.")
+    knob_dwell_s: dict[str, float] = Field(default={}, description="The same for single knobs.")
+    rates: RatesByCost = RatesByCost()
+    allowed: dict[str, tuple[int | str, ...]] = Field(
+        default={}, description="Values that may be set, by knob; a knob left out may take all, one with none stays."
+    )
+    retry_s: float = Field(
+        default=60, ge=0, le=86400, description="Before a change the engine did not take is retried."
+    )
+    native_fits: float = Field(
+        default=0.95, gt=0, le=16, description="No return to native above this share of the pool in native demand."
+    )
+
+    @field_validator("knob_dwell_s")
+    @classmethod
+    def _known_knobs(cls, value: dict[str, float]) -> dict[str, float]:
+        return _by_knob(value, lambda _, seconds: _at_most_a_day(seconds))
+
+    @field_validator("allowed")
+    @classmethod
+    def _known_values(cls, value: dict[str, tuple[TunableValue, ...]]) -> dict[str, tuple[TunableValue, ...]]:
+        return _by_knob(value, lambda tunable, values: tuple(tunable.parse(item) for item in values))
+
+
+def _by_knob(given: Mapping[str, _T], check: Callable[[Tunable, _T], _T]) -> dict[str, _T]:
+    """``given`` with every value checked; raises one error for all keys that are wrong."""
+    checked: dict[str, _T] = {}
+    problems: dict[str, str] = {}
+    for knob, value in given.items():
+        if knob not in TUNABLES:
+            problems[knob] = f"unknown tunable; known: {', '.join(TUNABLES)}"
+            continue
+        try:
+            checked[knob] = check(TUNABLES[knob], value)
+        except ValueError as error:
+            problems[knob] = str(error).removeprefix(f"{knob}: ")
+    if problems:
+        raise KeyedError(problems)
+    return checked
+
+
+def _at_most_a_day(seconds: float) -> float:
+    if not 0 <= seconds <= 86400:
+        raise ValueError(f"must be 0 to 86400 s, got {seconds:g}")
+    return seconds
+
+
+class JournalSection(Section):
+    """Where every tick is written down."""
+
+    path: Path | None = Field(
+        default=None, description="SQLite file; in the state directory if absent.", json_schema_extra=RESTART
+    )
+    max_rows: int = Field(default=200_000, ge=100, le=100_000_000)
+    max_bytes: int = Field(default=256 * 2**20, ge=2**20, le=2**40)
+
+
+class AdminSection(Section):
+    """HTTP for metrics and decisions; no authentication, therefore loopback unless told otherwise."""
+
+    enabled: bool = Field(default=True, json_schema_extra=RESTART)
+    host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=RESTART)
+    port: int = Field(default=9466, ge=0, le=65535, description="0 takes a free one.", json_schema_extra=RESTART)
+
+
+class HousekeepingSection(Section):
+    """Periodic jobs beside the control loop."""
+
+    prune_every_s: float = Field(default=300, ge=1, le=86400, json_schema_extra=RESTART)
+
+
+class Config(Section):
+    """The whole file; an empty one is valid."""
+
+    mode: Mode = Field(default="active", description="active writes, advise does all but the write, off only watches.")
+    objective: Literal["interactive", "batch"] = "interactive"
+    window_s: float = Field(default=10, gt=0, le=3600, description="Seconds over which load and latency are judged.")
+    long_window_s: float = Field(default=60, gt=0, le=86400, description="Seconds for lengths and outcomes.")
+    tick_s: float = Field(default=1, ge=0.05, le=600, description="Seconds between two decisions.")
+    engine: EngineSection = EngineSection()
+    targets: TargetsSection = TargetsSection()
+    policy: PolicySection = PolicySection()
+    guard: GuardSection = GuardSection()
+    journal: JournalSection = JournalSection()
+    admin: AdminSection = AdminSection()
+    housekeeping: HousekeepingSection = HousekeepingSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = {}
+        if self.window_s < max(self.tick_s, 2 * self.engine.poll_s):
+            problems["window_s"] = f"{self.window_s:g} s must hold a tick and two polls (tick_s, engine.poll_s)"
+        if self.long_window_s < self.window_s:
+            problems["long_window_s"] = f"{self.long_window_s:g} s is shorter than window_s, {self.window_s:g} s"
+        if self.engine.stale_after_s < self.engine.poll_s:
+            problems["engine.stale_after_s"] = "every reading would be stale before the next poll"
+        if problems:
+            raise KeyedError(problems)
+        return self

@@ -1,0 +1,145 @@
+"""From a configuration to the parts of a daemon. The only place that knows which class does what."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from autotune.actuator import Actuator
+from autotune.collector import Collector
+from autotune.config import Config, ConfigError
+from autotune.decisions import DecisionLog
+from autotune.journal import Journal
+from autotune.journal_file import default_journal
+from autotune.metrics import DaemonMetrics
+from autotune.parts import Parts, Settings
+from autotune.ticker import Waiter
+from engine.clock import Clock
+from engine.control_client import ControlClient
+from engine.paths import default_control_socket
+from engine.tunables import CostClass
+from envs.live import LiveEngine
+from envs.reward import Objective, RewardWeights
+from envs.signals import Targets
+from policies.guard import Guard, GuardConfig, RateLimit, native_fits
+from policies.rules import RuleError, RuleSet, load_rules
+from policies.threshold import ThresholdPolicy
+
+
+def check_rules(config: Config) -> RuleSet:
+    """The rules that a configuration names. Raises ConfigError with every fault in them."""
+    try:
+        return load_rules(config.policy.rules)
+    except RuleError as error:
+        raise ConfigError([f"policy.rules: {problem}" for problem in error.problems]) from error
+
+
+def settings_of(config: Config) -> Settings:
+    return Settings(
+        mode=config.mode,
+        poll_s=config.engine.poll_s,
+        tick_s=config.tick_s,
+        window_s=config.window_s,
+        long_s=config.long_window_s,
+        stale_after_s=config.engine.stale_after_s,
+        ttft_target_s=config.targets.ttft_s,
+        tbt_target_s=config.targets.tbt_s,
+    )
+
+
+def guard_of(config: Config) -> Guard:
+    section = config.guard
+    limits = {CostClass.STEP: section.rates.step, CostClass.BACKGROUND: section.rates.background}
+    return Guard(
+        GuardConfig(
+            window_s=config.window_s,
+            allowed=section.allowed,
+            dwell_s={CostClass.STEP: section.dwell_s.step, CostClass.BACKGROUND: section.dwell_s.background},
+            knob_dwell_s=section.knob_dwell_s,
+            rates={kind: RateLimit(limit.changes, limit.per_s) for kind, limit in limits.items()},
+            retry_s=section.retry_s,
+        ),
+        native_fits(section.native_fits),
+    )
+
+
+def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
+    """An environment over the actuator, in which knobs that somebody else owns are held."""
+    targets = config.targets
+
+    def held() -> Collection[str]:
+        return actuator.overrides()
+
+    return LiveEngine(
+        actuator,
+        targets=Targets(targets.ttft_s, targets.tbt_s, targets.quantile),
+        weights=RewardWeights(Objective(config.objective)),
+        short_s=config.window_s,
+        long_s=config.long_window_s,
+        held=held,
+        clock=clock,
+    )
+
+
+def control_socket(config: Config, named: Path | None, environment: Mapping[str, str]) -> Path:
+    """Where the engine is: the command line's word, the configuration's, or the default."""
+    return named or config.engine.control or default_control_socket(environment)
+
+
+def build_parts(
+    config: Config,
+    rules: RuleSet,
+    *,
+    control: ControlClient,
+    clock: Clock,
+    waiter: Waiter,
+    registry: CollectorRegistry,
+    environment: Mapping[str, str],
+) -> Parts:
+    """Everything that the loop needs. Raises JournalError when the journal is somebody else's or in a bad place."""
+    latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
+    actuator = Actuator(control, mode=config.mode, latest=latest)
+    collector = Collector(actuator.poll, clock, long_s=config.long_window_s, stale_after_s=config.engine.stale_after_s)
+    return Parts(
+        clock=clock,
+        waiter=waiter,
+        actuator=actuator,
+        collector=collector,
+        env=env_of(config, actuator, clock),
+        policy=ThresholdPolicy(rules),
+        guard=guard_of(config),
+        journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
+        decisions=DecisionLog(),
+        metrics=DaemonMetrics(registry),
+    )
+
+
+def run_document(config: Config, rules: RuleSet) -> str:
+    """What the journal keeps of a run, so that its ticks can be replayed: configuration and rules, as JSON."""
+    return json.dumps({"config": config.model_dump(mode="json"), "rules": rules_document(rules)})
+
+
+def rules_document(rules: RuleSet) -> dict[str, Any]:
+    """The rules as JSON-able values, conditions as their text."""
+    return {
+        "name": rules.name,
+        "dwell_s": rules.dwell_s,
+        "otherwise": dict(rules.otherwise),
+        "rules": [
+            {
+                "name": rule.name,
+                "priority": rule.priority,
+                "when": rule.when.text,
+                "for_s": rule.for_s,
+                "release": None if rule.release is None else rule.release.text,
+                "release_for_s": rule.release_for_s,
+                "set": dict(rule.sets),
+            }
+            for rule in rules.rules
+        ],
+    }

@@ -1,0 +1,120 @@
+"""The configuration file: every fault by its path, and what a reload takes from a new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.config import Config, ConfigError, load_config, parse_config
+from autotune.reload import plan_reload
+
+EXAMPLE = Path(__file__).parents[2] / "systemd" / "autotune.yaml"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    return caught.value.problems
+
+
+def paths(text: str) -> set[str]:
+    return {line.partition(": ")[0] for line in problems(text)}
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert parse_config("") == Config()
+    assert parse_config("guard:\nengine: {}\n") == Config()
+
+
+def test_the_shipped_example_names_every_default() -> None:
+    example = load_config(EXAMPLE)
+    same_control = Config(engine={"control": example.engine.control})
+    assert example == same_control
+    text = EXAMPLE.read_text()
+    for section in ("engine", "targets", "policy", "guard", "journal", "admin", "housekeeping"):
+        for key in type(getattr(example, section)).model_fields:
+            assert f"{key}:" in text, f"{section}.{key} is not in the example"
+
+
+def test_all_faults_are_told_each_by_its_path() -> None:
+    text = """
+mode: sometimes
+surprise: 1
+engine: {poll: 3}
+targets: {ttft_s: -1, quantile: .nan}
+guard: {rates: {step: {changes: many}}, allowed: {kv_format: [native, fp8], nosuch: []}}
+"""
+    assert paths(text) == {
+        "mode",
+        "surprise",
+        "engine.poll",
+        "targets.ttft_s",
+        "targets.quantile",
+        "guard.rates.step.changes",
+        "guard.allowed.kv_format",
+        "guard.allowed.nosuch",
+    }
+    unknown = next(line for line in problems(text) if line.startswith("engine.poll"))
+    assert "poll_s" in unknown
+    assert all("\n" not in line for line in problems(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("window_s: 0.2\ntick_s: 1", "window_s"),
+        ("long_window_s: 1", "long_window_s"),
+        ("engine: {poll_s: 5, stale_after_s: 1}\nwindow_s: 20", "engine.stale_after_s"),
+        ("guard: 3", "guard"),
+        ("admin: {port: 70000}", "admin.port"),
+        ("guard: {knob_dwell_s: {block_size: -1}}", "guard.knob_dwell_s.block_size"),
+    ],
+)
+def test_bounds_and_consistency(text: str, path: Path) -> None:
+    assert paths(text) == {path}
+
+
+@pytest.mark.parametrize("text", ["{", "a: 1\na: 2", "- 1", "just words", "? [1]\n: 2", "x: !!python/name:os.system"])
+def test_what_is_not_usable_yaml_is_one_line(text: str) -> None:
+    (line,) = problems(text)
+    assert "\n" not in line
+
+
+def test_a_twice_given_key_is_refused_with_its_line() -> None:
+    assert problems("mode: off\ntick_s: 1\nmode: active\n") == [
+        "not valid YAML at line 3, column 1: key 'mode' is given twice"
+    ]
+
+
+def test_off_is_a_word() -> None:
+    assert parse_config("mode: off").mode == "off"
+
+
+def test_values_of_knobs_take_their_declared_type() -> None:
+    assert parse_config("guard: {allowed: {block_size: ['32', 64]}}").guard.allowed == {"block_size": (32, 64)}
+
+
+def test_missing_and_unreadable_files_are_one_line(tmp_path: Path) -> None:
+    for path, content in ((tmp_path / "none.yaml", None), (tmp_path / "latin.yaml", b"\xff\xfe"), (tmp_path, None)):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert str(path) in caught.value.problems[0]
+
+
+def test_a_reload_sorts_changes_and_keeps_what_needs_a_restart() -> None:
+    running = parse_config("engine: {control: /run/a.sock}\n")
+    wanted = parse_config("mode: advise\nengine: {control: /run/b.sock, poll_s: 1}\nadmin: {port: 1}\n")
+    plan = plan_reload(running, wanted)
+    assert plan.applied == ["mode", "engine.poll_s"]
+    assert plan.needs_restart == ["engine.control", "admin.port"]
+    assert plan.rejected == []
+    assert plan.config.mode == "advise"
+    assert plan.config.engine.control == Path("/run/a.sock")
+    assert plan.config.admin.port == Config().admin.port
+    assert plan.summary() == "reload: applied mode, engine.poll_s; needs restart engine.control, admin.port"
+    again = plan_reload(plan.config, wanted)
+    assert again.applied == []
+    assert again.needs_restart == ["engine.control", "admin.port"]
