@@ -131,7 +131,9 @@ class Gauges:
     resident: list[ResidentBytes] = field(default_factory=list)
     converged_fraction: float = 1.0  # share of resident quantisable bytes already in the class they should have
     held_below_format_bytes: int = 0  # stored lossier than the current kv_format asks for
-    resident_tokens: int = 0
+    resident_tokens: int = 0  # computed by requests that run now; shared ones for each of them, evicted ones too
+    evicted_running_tokens: int | None = None  # tokens seen by requests that run now, whose KV eviction has dropped
+    kv_bytes_per_token: dict[str, float] = field(default_factory=dict)  # by format, all groups, full blocks; {} unknown
     memory_rss_bytes: int | None = None
     device_memory_bytes: int | None = None
     memory_bandwidth_bytes_per_s: float | None = None  # measured peak of the device, for shares of it

@@ -1,0 +1,124 @@
+"""What a control interval was worth: requests inside all targets, minus what they cost. Stdlib only.
+
+Everything is a rate, so the length of the interval does not matter, except the price of a change, which is paid once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.tunables import TUNABLES, CostClass
+from envs.port import Change
+from envs.signals import FORMAT_NAMES, Targets, attainment
+from envs.window import StatsWindow, amount, ratio
+
+
+class Objective(StrEnum):
+    """What the service is for: latency of people waiting, or work done."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class QualityTable:
+    """Relative increase of perplexity when all KV that a token attends is stored in a format, or all of it evicted.
+
+    Mixed storage is charged in proportion. Measured per model; :func:`literature_quality` until it has been.
+    """
+
+    by_format: Mapping[str, float]
+    evicted: float
+
+    def __post_init__(self) -> None:
+        missing = [name for name in FORMAT_NAMES if name not in self.by_format]
+        if missing or min(*self.by_format.values(), self.evicted) < 0:
+            raise ValueError(
+                f"a loss >= 0 is needed for every format ({', '.join(FORMAT_NAMES)}), got {self.by_format}"
+            )
+
+
+def literature_quality() -> QualityTable:
+    """Published figures for formats like ours (vLLM's turboquant k8v4 and 4 bit, KIVI) and a guess for eviction."""
+    return QualityTable({"native": 0.0, "int8": 0.001, "k8v4": 0.012, "int4": 0.027}, evicted=0.2)
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """Prices, in requests per second.
+
+    ``throughput``: worth of one token per second under ``batch``. ``violation``: of one request per second outside its
+    targets, refused or failed. ``quality``: of one token per second generated at a relative loss of 1 (0.3 makes
+    100 tokens/s at 2.7 % cost 0.8). ``switching``: once per change, by cost class.
+    """
+
+    objective: Objective = Objective.INTERACTIVE
+    goodput: float = 1.0
+    throughput: float = 0.01
+    violation: float = 0.5
+    quality: float = 0.3
+    switching: Mapping[CostClass, float] = field(
+        default_factory=lambda: {CostClass.STEP: 0.01, CostClass.BACKGROUND: 0.05, CostClass.RESTART: 1.0}
+    )
+
+
+@dataclass(frozen=True)
+class RewardTerms:
+    """The reward taken apart: ``gain`` less three costs. ``known`` is False when the window told nothing."""
+
+    gain: float = 0.0
+    violation: float = 0.0
+    quality: float = 0.0
+    switching: float = 0.0
+    known: bool = False
+
+    @property
+    def total(self) -> float:
+        return self.gain - self.violation - self.quality - self.switching
+
+
+def loss_per_token(window: StatsWindow, quality: QualityTable) -> float | None:
+    """Relative loss of a token generated at the end of a window, from what is resident and what was evicted."""
+    if window.after is None or not isinstance(window.after.gauges.resident, list):
+        return None
+    tokens = dict.fromkeys(FORMAT_NAMES, 0.0)
+    for row in window.after.gauges.resident:
+        count = amount(row.tokens)
+        if count is None or row.kv_format not in tokens:
+            return None
+        tokens[row.kv_format] += count
+    evicted = window.gauge("evicted_running_tokens") or 0.0
+    held = sum(tokens.values())
+    if held + evicted == 0:
+        return 0.0
+    charged = sum(count * quality.by_format[name] for name, count in tokens.items()) + evicted * quality.evicted
+    return ratio(charged, held + evicted)
+
+
+def reward_terms(
+    window: StatsWindow,
+    targets: Targets,
+    quality: QualityTable,
+    weights: RewardWeights,
+    applied: Change | None = None,
+) -> RewardTerms:
+    """Terms for one interval; always finite. Unknown windows earn and cost nothing but the switch itself."""
+    switching = weights.switching[TUNABLES[applied.knob].cost_class] if applied and applied.knob in TUNABLES else 0.0
+    done, tokens = window.rate("requests_completed"), window.rate("generation_tokens")
+    bad = [window.rate(name) for name in ("requests_rejected", "requests_failed")]
+    if done is None or tokens is None or bad[0] is None or bad[1] is None:
+        return RewardTerms(switching=switching)
+    inside = attainment(window, targets)
+    good = done * inside if inside is not None else 0.0
+    late = done - good if inside is not None else 0.0  # without first tokens in the window, lateness is unknown
+    if weights.objective is Objective.BATCH:
+        prefill = window.rate("prompt_tokens") or 0.0
+        gain = weights.throughput * (tokens + prefill)
+        violation = weights.violation * (bad[0] + bad[1])
+    else:
+        gain = weights.goodput * good
+        violation = weights.violation * (late + bad[0] + bad[1])
+    loss = loss_per_token(window, quality)
+    return RewardTerms(gain, violation, weights.quality * tokens * (loss or 0.0), switching, known=True)
