@@ -30,7 +30,7 @@ bench: $(VENV)/.engine ## kernel benchmark; the last line is JSON
 
 # On a GPU machine: its own Python (torch, triton), nothing is installed.
 gpu-smoke: ## Triton kernels against their references, then timing, on this machine's GPU
-	$(PYTHON) -m kernels.gpu_smoke $(ARGS)
+	$(PYTHON) -m kernels.gpu_smoke --out docs/results/gpu_smoke.json $(ARGS)
 
 venv: $(VENV)/.engine ## what `make run` needs
 dev: $(VENV)/.dev ## what tests and linters need

@@ -1,0 +1,230 @@
+# mypy: disable-error-code="no-untyped-def, no-any-return, untyped-decorator"
+# ruff: noqa: ANN001, ANN201 - device code: types are Triton's, given by the arguments
+"""Device helpers that the kernels share: addresses of tiles, block-table cursor, nibbles.
+
+The only knowledge of the layout is `kernels.layout`, asked at compile time through constexpr functions, so kernels
+cannot drift from the bookkeeping. All addresses are bytes from the arena's start, int64.
+
+Attention walks a sequence in *windows* of 32 absolute positions (a quantised tile, or two native ones). Which blocks
+hold a window's tokens decides addresses only, never the order of a reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.layout import (
+    ENTRY_FIRST,
+    ENTRY_FORMAT,
+    ENTRY_OFFSET,
+    ENTRY_VALID,
+    ENTRY_WIDTH,
+    FORMATS,
+    NATIVE_TILE_TOKENS,
+    OFFSET_UNIT,
+    QUANT_TILE_TOKENS,
+    KVShape,
+)
+from kernels.table import TableView
+
+NATIVE = tl.constexpr(0)
+INT8 = tl.constexpr(1)
+K8V4 = tl.constexpr(2)
+INT4 = tl.constexpr(3)
+HALF_WINDOW = tl.constexpr(NATIVE_TILE_TOKENS)
+WINDOW = tl.constexpr(QUANT_TILE_TOKENS)
+UNIT = tl.constexpr(OFFSET_UNIT)
+WIDTH = tl.constexpr(ENTRY_WIDTH)
+OFFSET_COLUMN = tl.constexpr(ENTRY_OFFSET)
+FORMAT_COLUMN = tl.constexpr(ENTRY_FORMAT)
+FIRST_COLUMN = tl.constexpr(ENTRY_FIRST)
+VALID_COLUMN = tl.constexpr(ENTRY_VALID)
+# A position past every sequence; what an entry behind the last one reports as its first position.
+FAR = tl.constexpr(1 << 30)
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Triton's interpreter keeps bf16 as 16-bit integers and multiplies those; there, products are taken in float32.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+def half_lanes(dim: int) -> int:
+    """Lanes for half a head's channels: a power of two, at least 16 as tensor cores want it."""
+    return int(max(16, triton.next_power_of_2(dim // 2)))
+
+
+def longest_position(table: TableView) -> int:
+    """Largest query position of a decode batch, or the host's bound where there is one (else this waits)."""
+    known = getattr(table, "max_position", None)
+    return int(table.query_first.max()) if known is None else int(known)
+
+
+def adjacent_channels(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, with the last dimension contiguous; kernels take any other stride."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def adjacent_entries(table: TableView) -> TableView:
+    """The table, or a copy, in which only the stride between sequences is free."""
+    entries, counts, first = table.entries, table.num_entries, table.query_first
+    if entries.stride()[1:] == (ENTRY_WIDTH, 1) and counts.is_contiguous() and first.is_contiguous():
+        return table
+    return replace(table, entries=entries.contiguous(), num_entries=counts.contiguous(), query_first=first.contiguous())
+
+
+def attention_warps(shape: KVShape) -> int:
+    """Warps of an attention program, so that a window of keys and values and the sums stay in registers."""
+    return min(8, max(4, half_lanes(shape.head_dim) * shape.element_bytes // 32))
+
+
+def triton_dtype(dtype: torch.dtype) -> tl.dtype:
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
+
+
+def storage_constants(shape: KVShape, native_dtype: torch.dtype) -> dict[str, Any]:
+    """Compile-time constants of the kernels that see no tensor of the native dtype (recode, gather)."""
+    return {
+        "LAYERS": shape.num_layers,
+        "KV_HEADS": shape.num_kv_heads,
+        "DIM": shape.head_dim,
+        "HALF": half_lanes(shape.head_dim),
+        "NATIVE_DTYPE": triton_dtype(native_dtype),
+    }
+
+
+@triton.constexpr_function
+def head_part(code, part, dim, element):
+    """Byte offset of a part inside one head's share of a tile (`HeadLayout`), compile time."""
+    return getattr(KVShape(1, 1, dim, element).head_layout(FORMATS[code]), part)
+
+
+@triton.constexpr_function
+def tile_bytes(code, kv_heads, dim, element):
+    return KVShape(1, kv_heads, dim, element).tile_bytes(FORMATS[code])
+
+
+@triton.constexpr_function
+def bits_k(code):
+    return FORMATS[code].bits_k
+
+
+@triton.constexpr_function
+def bits_v(code):
+    return FORMATS[code].bits_v
+
+
+@triton.constexpr_function
+def element_bytes(dtype):
+    return dtype.primitive_bitwidth // 8
+
+
+@triton.jit
+def head_address(
+    offset, tile, layer, kv_head, CODE: tl.constexpr, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """Where one head's part of one layer's share of a tile begins."""
+    share: tl.constexpr = tile_bytes(CODE, KV_HEADS, DIM, ELEMENT)
+    size: tl.constexpr = head_part(CODE, "size", DIM, ELEMENT)
+    return offset.to(tl.int64) * UNIT + tile.to(tl.int64) * (LAYERS * share) + layer * share + kv_head * size
+
+
+@triton.jit
+def load_entry(row, index, count):
+    """Offset, format, first and end position of an entry; one at FAR behind the last."""
+    at = row + index * WIDTH
+    present = index < count
+    offset = tl.load(at + OFFSET_COLUMN, mask=present, other=0)
+    code = tl.load(at + FORMAT_COLUMN, mask=present, other=0)
+    first = tl.load(at + FIRST_COLUMN, mask=present, other=FAR)
+    valid = tl.load(at + VALID_COLUMN, mask=present, other=0)
+    return offset, code, first, first + valid
+
+
+@triton.jit
+def seek_entry(row, count, position):
+    """Index of the first entry that ends after ``position`` (entries are in position order), or ``count``."""
+    low = count * 0
+    high = count
+    while low < high:
+        middle = (low + high) // 2
+        at = row + middle * WIDTH
+        after = tl.load(at + FIRST_COLUMN) + tl.load(at + VALID_COLUMN) > position
+        high = tl.where(after, middle, high)
+        low = tl.where(after, low, middle + 1)
+    return low
+
+
+@triton.jit
+def native_rows(arena, address_0, address_1, part: tl.constexpr, NATIVE_DTYPE: tl.constexpr, DIM: tl.constexpr):
+    """Pointers to the 32 token rows of K or V over two native tiles of 16: [32]."""
+    token = tl.arange(0, WINDOW)
+    base_0 = (arena + address_0 + part).to(tl.pointer_type(NATIVE_DTYPE))
+    base_1 = (arena + address_1 + part).to(tl.pointer_type(NATIVE_DTYPE))
+    return tl.where(token < HALF_WINDOW, base_0, base_1) + (token % HALF_WINDOW) * DIM
+
+
+@triton.jit
+def load_codes_k(base, BITS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr):
+    """Key codes of a quantised tile, channel-major, as uint8: channels [0, dim/2) and [dim/2, dim), each [HALF, 32].
+
+    ``HALF`` is dim/2 rounded up to a power of two; the surplus lanes are 0.
+    """
+    channel = tl.arange(0, HALF)
+    token = tl.arange(0, WINDOW)
+    inside = channel[:, None] < DIM // 2
+    if BITS == 4:
+        packed = tl.load(base + token[None, :] * (DIM // 2) + channel[:, None], mask=inside, other=0)
+        low = packed & 15
+        high = packed >> 4
+    else:
+        at = base + token[None, :] * DIM + channel[:, None]
+        low = tl.load(at, mask=inside, other=0)
+        high = tl.load(at + DIM // 2, mask=inside, other=0)
+    return low, high
+
+
+@triton.jit
+def load_codes_v(base, BITS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr):
+    """Codes of a quantised tile, token-major: two of [32, HALF], as `load_codes_k`."""
+    channel = tl.arange(0, HALF)
+    token = tl.arange(0, WINDOW)
+    inside = channel[None, :] < DIM // 2
+    if BITS == 4:
+        packed = tl.load(base + token[:, None] * (DIM // 2) + channel[None, :], mask=inside, other=0)
+        low = packed & 15
+        high = packed >> 4
+    else:
+        at = base + token[:, None] * DIM + channel[None, :]
+        low = tl.load(at, mask=inside, other=0)
+        high = tl.load(at + DIM // 2, mask=inside, other=0)
+    return low, high
+
+
+@triton.jit
+def dequantise(codes, scale, zero):
+    """Zero + scale * code in float32 with one rounding; native constants broadcast against the codes' 2-D shape."""
+    codes = codes.to(tl.float32)
+    scale = tl.broadcast_to(scale.to(tl.float32), codes.shape)
+    zero = tl.broadcast_to(zero.to(tl.float32), codes.shape)
+    if INTERPRETED:
+        # The interpreter's fma rounds twice. In float64 the product is exact.
+        value = (scale.to(tl.float64) * codes.to(tl.float64) + zero.to(tl.float64)).to(tl.float32)
+    else:
+        value = tl.fma(scale, codes, zero)
+    return value
+
+
+@triton.jit
+def dot(left, right, accumulator):
+    """Matrix product of [M, K] and [K, N], added to a float32 accumulator [M, N].
+
+    float32 operands go through the tensor cores as three tf32 products, about as exact as float32.
+    """
+    if INTERPRETED:
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    return tl.dot(left, right, accumulator, input_precision="tf32x3")

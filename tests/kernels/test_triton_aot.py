@@ -1,0 +1,50 @@
+"""The Triton kernels compile for real GPUs without one, and keep their values in registers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("triton is interpreting in this process", allow_module_level=True)
+
+from kernels import aot
+
+TYPICAL = {variant.kernel: variant for variant in aot.variants(torch.bfloat16, 64, 2)}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kernel found in the user's cache would not be compiled, and a read-only home must not matter.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+
+
+@pytest.mark.parametrize("kernel", ["decode_split", "decode_merge", "prefill", "write_kv", "recode", "gather_kv"])
+def test_compiles_for_sm_90_without_spills(kernel: str) -> None:
+    report = aot.compile_variant(TYPICAL[kernel], 90)
+    print(report)
+    assert report.registers <= 255
+    assert report.spill_bytes == 0
+
+
+def test_decode_of_a_large_model_compiles_for_sm_80_without_spills() -> None:
+    decode = aot.variants(torch.bfloat16, 128, 4)[0]
+    assert decode.kernel == "decode_split"
+    report = aot.compile_variant(decode, 80)
+    print(report)
+    assert report.spill_bytes == 0
+
+
+def test_spills_are_seen() -> None:
+    # 512 live floats a thread: ptxas must report that they do not fit.
+    lines = [".version 8.0", ".target sm_80", ".address_size 64", ".visible .entry k(.param .u64 p) {"]
+    lines += [".reg .f32 %f<600>; .reg .b64 %a<3>;", "ld.param.u64 %a1, [p];", "cvta.to.global.u64 %a2, %a1;"]
+    lines += [f"ld.volatile.global.f32 %f{i}, [%a2+{4 * i}];" for i in range(512)]
+    lines += [f"st.volatile.global.f32 [%a2+{4 * i}], %f{511 - i};" for i in range(512)]
+    registers, spills, stack = aot._assemble("\n".join([*lines, "ret; }", ""]), 80)
+    assert registers == 255
+    assert spills > 0
+    assert stack > 0

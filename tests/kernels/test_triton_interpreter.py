@@ -1,0 +1,145 @@
+"""The Triton kernels under Triton's interpreter on the CPU, against the float64 references.
+
+Whether kernels are interpreted is decided when triton is imported, for the whole process. So this file runs itself
+once more in a process of its own with TRITON_INTERPRET=1, where it defines the actual tests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed (Linux only)")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ROOT = Path(__file__).resolve().parents[2]
+
+if not INTERPRETED:
+
+    @pytest.mark.timeout(900)
+    def test_kernels_agree_with_references_under_the_interpreter() -> None:
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(Path(__file__).resolve())]
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False
+        )
+        print(done.stdout[-2000:])
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        assert " passed" in done.stdout
+
+else:
+    from kernels import ops
+    from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
+    from kernels.table import TableView
+    from kernels.triton import cases, checks
+    from kernels.triton.cases import Geometry
+    from kernels.triton.decode_attention import decode_attention
+
+    CPU = torch.device("cpu")
+    F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+    # Pairwise: every dtype with every kind of head size, grouping and window at least once.
+    ATTENTION = [
+        (Geometry(F32, 64, kv_heads=2, group=2), 0),
+        (Geometry(F32, 80, kv_heads=1, group=7), 40),
+        (Geometry(BF16, 96, kv_heads=2, group=1), 40),
+        (Geometry(BF16, 128, kv_heads=2, group=4), 0),
+        (Geometry(F16, 256, kv_heads=1, group=2), 33),
+        (Geometry(F16, 80, kv_heads=2, group=1), 0),
+    ]
+    SEQUENCES = [
+        cases.mixed_segments(290, FORMATS, (32, 64, 16, 128)),
+        cases.mixed_segments(1, (NATIVE,), (16,)),
+        cases.mixed_segments(289, (INT4, NATIVE), (32, 16), hole=(32, 176)),
+        cases.shared_prefix_segments(),
+    ]
+
+    @pytest.mark.parametrize(("geometry", "window"), ATTENTION, ids=str)
+    def test_decode_matches_reference(geometry: Geometry, window: int) -> None:
+        checks.check_decode(geometry, SEQUENCES, CPU, window=window, seed=geometry.head_dim + window)
+
+    @pytest.mark.parametrize(("geometry", "window"), ATTENTION, ids=str)
+    def test_prefill_matches_reference(geometry: Geometry, window: int) -> None:
+        checks.check_prefill(geometry, SEQUENCES, [37, 1, 3, 21], CPU, window=window, seed=geometry.head_dim - window)
+
+    def test_prefill_of_a_whole_prompt_has_no_context() -> None:
+        sequences = [cases.mixed_segments(length, (NATIVE,), (32, 16)) for length in (17, 33)]
+        checks.check_prefill(Geometry(BF16, 64), sequences, [17, 33], CPU, window=0, seed=5)
+
+    @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+    def test_block_size_changes_no_bit(dtype: torch.dtype) -> None:
+        runs = [(INT8, 64), (NATIVE, 64), (INT4, 64), (K8V4, 64), (NATIVE, 45)]
+        checks.check_block_sizes(Geometry(dtype, 64, kv_heads=1), runs, (64, 32, 16), CPU, seed=3)
+
+    @pytest.mark.parametrize(
+        ("geometry", "scale"),
+        [
+            (Geometry(F32, 80, layers=1), 1.0),
+            (Geometry(F32, 48, layers=1), 5e37),
+            (Geometry(BF16, 96, layers=1), 1.0),
+            (Geometry(BF16, 64, layers=1), 5e37),
+            (Geometry(F16, 128, layers=1), 1.0),
+            (Geometry(F16, 80, layers=1), 9000.0),
+        ],
+        ids=str,
+    )
+    def test_recode_gives_the_reference_bytes(geometry: Geometry, scale: float) -> None:
+        checks.check_recode(geometry, CPU, seed=11, scale=scale)
+
+    @pytest.mark.parametrize("geometry", [Geometry(F32, 96), Geometry(BF16, 80), Geometry(F16, 64)], ids=str)
+    def test_write_gives_the_reference_bytes(geometry: Geometry) -> None:
+        checks.check_write(geometry, CPU, seed=2)
+
+    @pytest.mark.parametrize("geometry", [Geometry(F32, 80, layers=1), Geometry(BF16, 96, layers=1)], ids=str)
+    def test_gather_gives_the_reference_values(geometry: Geometry) -> None:
+        checks.check_gather(geometry, cases.mixed_segments(250, FORMATS, (32, 64, 16)), CPU, seed=4)
+        checks.check_gather(geometry, cases.shared_prefix_segments(), CPU, seed=4)
+
+    def test_padding_sequence_gets_zeros_and_strided_inputs_work() -> None:
+        generator = torch.Generator().manual_seed(1)
+        geometry = Geometry(F32, 64)
+        cache = cases.build_cache(
+            geometry,
+            [(cases.random_kv(geometry, 64, generator), cases.mixed_segments(40, (NATIVE,), (16,)))],
+            generator,
+            CPU,
+        )
+        wide = torch.full((2, 9, 4), 1 << 20, dtype=torch.int32)
+        wide[:1, : cache.entries.shape[1]] = cache.entries
+        count = int(cache.num_entries[0])
+        table = TableView(
+            wide[:, :count], torch.tensor([count, 0], dtype=torch.int32), torch.tensor([39, 5000], dtype=torch.int32)
+        )
+        query = torch.randn((2, 64, 4), generator=generator).transpose(1, 2)
+        out = checks.poisoned((2, 64, 4), F32, CPU).transpose(1, 2)
+        decode_attention(query, cache.arena, cache.shape, 0, table, scale=0.125, out=out)
+        assert torch.equal(out[1], torch.zeros(4, 64))
+        alone = checks.poisoned((1, 4, 64), F32, CPU)
+        decode_attention(query[:1].contiguous(), cache.arena, cache.shape, 0, cache.table([39]), scale=0.125, out=alone)
+        assert torch.equal(out[0], alone[0])
+        assert alone.isfinite().all()
+
+    def test_dispatch_reaches_these_kernels() -> None:
+        generator = torch.Generator().manual_seed(9)
+        geometry = Geometry(BF16, 64, layers=1)
+        segments = cases.mixed_segments(40, (NATIVE,), (32,))
+        cache = cases.build_cache(geometry, [(cases.random_kv(geometry, 64, generator), segments)], generator, CPU)
+        query = torch.randn((1, 4, 64), generator=generator).to(BF16)
+        through, direct = checks.poisoned((1, 4, 64), BF16, CPU), checks.poisoned((1, 4, 64), BF16, CPU)
+        arguments = (query, cache.arena, cache.shape, 0, cache.table([39]))
+        ops.decode_attention(*arguments, scale=0.125, out=through, backend="triton")
+        decode_attention(*arguments, scale=0.125, out=direct)
+        checks.compare_bytes("through ops", through, direct)
+
+    def test_comparisons_can_fail() -> None:
+        right = torch.zeros(3, dtype=torch.float64)
+        for wrong in (torch.tensor([0.0, 0.0, 1e-4]), torch.tensor([0.0, float("nan"), 0.0])):
+            with pytest.raises(checks.MismatchError):
+                checks.compare("x", wrong, right, F32)
+        with pytest.raises(checks.MismatchError):
+            checks.compare_bytes("x", torch.tensor([0.0]), torch.tensor([-0.0]))
