@@ -1,6 +1,6 @@
 """Train the bundled model on a folder of text and generated retrieval tasks; checkpointed and resumable.
 
-    python -m engine.bundled.train --text FOLDER --hold-out austen_pride_and_prejudice --work WORK --tokens 24e6
+    python -m engine.bundled.train --text FOLDER --hold-out austen_pride_and_prejudice --work WORK --tokens 15e6
 
 The curriculum goes from short to long sequences. Copying, the root of retrieval, has to appear first, and it appears
 early only on repeated random sequences over one small fixed set of symbols; the later phases turn it into retrieval
@@ -54,9 +54,9 @@ class Phase:
 PHASES = (
     Phase(0.0, 128, repeated=0.60, passkey=0.08, lookup=0.06, tracking=0.01),
     Phase(4.6e6, 256, repeated=0.15, passkey=0.22, lookup=0.15, tracking=0.05),
-    Phase(8.0e6, 512, repeated=0.08, passkey=0.27, lookup=0.13, tracking=0.06),
-    Phase(12.0e6, 1024, repeated=0.05, passkey=0.27, lookup=0.10, tracking=0.05),
-    Phase(18.0e6, 2048, repeated=0.04, passkey=0.27, lookup=0.08, tracking=0.04),
+    Phase(7.4e6, 512, repeated=0.08, passkey=0.27, lookup=0.13, tracking=0.06),
+    Phase(8.6e6, 1024, repeated=0.05, passkey=0.27, lookup=0.10, tracking=0.05),
+    Phase(12.5e6, 2048, repeated=0.04, passkey=0.27, lookup=0.08, tracking=0.04),
 )
 
 
@@ -197,7 +197,7 @@ class Run:
         torch.save(state, fresh)
         fresh.replace(self.checkpoint)
 
-    def train(self, total_steps: int, report_every: int = 60) -> None:
+    def train(self, total_steps: int, report_every: int = 30) -> None:
         """Run to ``total_steps``; one line and one checkpoint every ``report_every`` steps."""
         while self.step < total_steps:
             started = time.monotonic()
@@ -243,7 +243,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hold-out", default="austen_pride_and_prejudice", help="file name prefix kept for judging")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoint, tokenizer and log")
     parser.add_argument("--out", type=Path, help="write the model folder here at the end (default WORK/model)")
-    parser.add_argument("--tokens", type=float, default=24e6, help="training tokens in all")
+    parser.add_argument("--tokens", type=float, default=15e6, help="training tokens in all")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 

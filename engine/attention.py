@@ -1,0 +1,232 @@
+"""What attention needs to know of one step: block tables, slots and query ranges, built incrementally on the host.
+
+The cache manager owns the truth as Python entries; here they become int32 arrays. Rows of a sequence are kept between
+steps and rebuilt only when the cache says that its blocks changed, so a decode step costs no more than its tail. All
+arrays of a step lie in one buffer and go to the device in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.plan import Entry, ScheduledSequence
+from engine.request import Request
+from engine.staging import StagingBuffer
+from kernels.layout import ENTRY_FIRST, ENTRY_FORMAT, ENTRY_OFFSET, ENTRY_VALID, ENTRY_WIDTH, FORMATS, KVShape
+from kernels.table import TableView
+
+Int32 = npt.NDArray[np.int32]
+
+
+class BlockTables(Protocol):
+    """The part of the cache manager that an executor reads."""
+
+    def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
+        """Blocks of a request from entry ``start`` on, in position order, those of the coming step included."""
+        ...
+
+    def entries_version(self, request: Request, group: int) -> int:
+        """Grows with every change of the table but the growth of the last entry's ``valid``; never repeats."""
+        ...
+
+    def first_changed_index(self, request: Request, group: int, since: int) -> int:
+        """Lowest entry index that may differ from what was seen at version ``since`` (0: never seen)."""
+        ...
+
+
+@dataclass(frozen=True)
+class GroupInputs:
+    """One layer group's share of a step: where new tokens go, and the tables of both kinds of sequences."""
+
+    slots: Tensor  # int32 [tokens, 2]
+    decode: TableView | None
+    prefill: TableView | None
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step as a flat batch: ``num_decode`` sequences of one token each, then the chunks of the others.
+
+    ``sequences`` are the plan's, in the order of the batch. ``last_rows``: row of each sequence's last token.
+    ``kv_bytes_read``: stored bytes that attention covers, each sequence's counted once; ``kv_bytes_written``: new ones.
+    """
+
+    sequences: list[ScheduledSequence]
+    first_rows: list[int]
+    ids: Tensor  # int32 [tokens]
+    positions: Tensor  # int32 [tokens]
+    end: int  # one more than the largest position
+    num_decode: int
+    query_starts: Tensor  # int32 [chunks + 1], relative to the first chunk
+    groups: list[GroupInputs]
+    kv_bytes_read: int
+    kv_bytes_written: int
+
+
+@dataclass
+class _Rows:
+    """A sequence's block table in one group: the first ``count`` rows of ``data`` as of the cache's ``version``."""
+
+    data: Int32 = field(default_factory=lambda: np.empty((8, ENTRY_WIDTH), np.int32))
+    count: int = 0
+    version: int = 0
+
+    def refresh(self, sequence: ScheduledSequence, group: int, tables: BlockTables) -> int:
+        """Bring the rows up to date and return their number."""
+        request = sequence.request
+        version = tables.entries_version(request, group)
+        if version != self.version:
+            # What was the last row is read again too: its ``valid`` may have grown before others followed.
+            start = min(tables.first_changed_index(request, group, self.version), max(self.count - 1, 0))
+            self._replace(start, tables.entries(request, group, start))
+            self.version = version
+        tail = self.data[self.count - 1]
+        tail[ENTRY_VALID] = sequence.start + sequence.num_tokens - tail[ENTRY_FIRST]
+        return self.count
+
+    def _replace(self, start: int, entries: Sequence[Entry]) -> None:
+        self.count = start + len(entries)
+        if self.count > len(self.data):
+            grown = np.empty((2 * self.count, ENTRY_WIDTH), np.int32)
+            grown[:start] = self.data[:start]
+            self.data = grown
+        if entries:
+            columns = [(entry.offset, entry.format_code, entry.first, entry.valid) for entry in entries]
+            self.data[start : self.count] = columns
+
+
+class BatchBuilder:
+    """Turns scheduled sequences into :class:`StepInputs`. Keeps table rows per request as long as the request lives."""
+
+    def __init__(self, shapes: Sequence[KVShape], windows: Sequence[int | None], device: torch.device) -> None:
+        self._device = device
+        self._windows = windows
+        self._token_bytes = [_token_bytes(shape) for shape in shapes]
+        self._rows: WeakKeyDictionary[Request, list[_Rows]] = WeakKeyDictionary()
+        self._staging = StagingBuffer(device)
+
+    def build(self, scheduled: Sequence[ScheduledSequence], tables: BlockTables) -> StepInputs:
+        """Inputs of one step. Sequences of one token come first, whatever the reason for their having one."""
+        singles = [sequence for sequence in scheduled if sequence.num_tokens == 1]
+        chunks = [sequence for sequence in scheduled if sequence.num_tokens > 1]
+        sequences = singles + chunks
+        lengths = [sequence.num_tokens for sequence in sequences]
+        num_decode, num_tokens = len(singles), sum(lengths)
+        rows = [self._rows_of(sequence.request) for sequence in sequences]
+        num_groups = len(self._token_bytes)
+        widths = [0] * num_groups
+        for sequence, row in zip(sequences, rows, strict=True):
+            for group in range(num_groups):
+                widths[group] = max(widths[group], row[group].refresh(sequence, group, tables))
+
+        sizes = [num_tokens, num_tokens, len(sequences), len(chunks) + 1]
+        for width in widths:
+            sizes += [2 * num_tokens, len(sequences) * width * ENTRY_WIDTH, len(sequences)]
+        host = self._staging.reserve(sizes)
+        ids, positions, query_first, query_starts = host[:4]
+        first_rows = _fill_ids(sequences, ids)
+        query_first[:] = [sequence.start for sequence in sequences]
+        positions[:num_decode] = query_first[:num_decode]
+        for sequence, first in zip(chunks, first_rows[num_decode:], strict=True):
+            positions[first : first + sequence.num_tokens] = range(sequence.start, sequence.start + sequence.num_tokens)
+        query_starts[0] = 0
+        np.cumsum(lengths[num_decode:], out=query_starts[1:])
+
+        read = written = 0
+        for group, width in enumerate(widths):
+            slots, entries, counts = host[4 + 3 * group : 7 + 3 * group]
+            table = entries.reshape(len(sequences), width, ENTRY_WIDTH)
+            _fill_group([row[group] for row in rows], num_decode, positions, first_rows, slots.reshape(-1, 2), table)
+            counts[:] = [row[group].count for row in rows]
+            read += self._bytes_read(group, table, counts, query_first)
+            written += num_tokens * int(self._token_bytes[group][0])
+
+        end = max(sequence.start + sequence.num_tokens for sequence in sequences)
+        return self._to_device(sequences, first_rows, end, num_decode, widths, read, written)
+
+    def _rows_of(self, request: Request) -> list[_Rows]:
+        rows = self._rows.get(request)
+        if rows is None:
+            rows = self._rows[request] = [_Rows() for _ in self._token_bytes]
+        return rows
+
+    def _bytes_read(self, group: int, table: Int32, counts: Int32, query_first: Int32) -> int:
+        present = np.arange(table.shape[1])[None, :] < counts[:, None]
+        first, valid = table[..., ENTRY_FIRST], table[..., ENTRY_VALID]
+        window = self._windows[group]
+        if window is not None:
+            hidden = np.clip((query_first - window + 1)[:, None] - first, 0, valid)
+            valid = valid - hidden
+        per_token = self._token_bytes[group][np.where(present, table[..., ENTRY_FORMAT], 0)]
+        return int((per_token * np.where(present, valid, 0)).sum())
+
+    def _to_device(
+        self,
+        sequences: list[ScheduledSequence],
+        first_rows: list[int],
+        end: int,
+        num_decode: int,
+        widths: Sequence[int],
+        read: int,
+        written: int,
+    ) -> StepInputs:
+        ids, positions, query_first, query_starts, *parts = self._staging.send()
+        groups = []
+        for group, width in enumerate(widths):
+            slots, entries, counts = parts[3 * group : 3 * group + 3]
+            table = entries.view(len(sequences), width, ENTRY_WIDTH)
+            decode = prefill = None
+            if num_decode:
+                decode = TableView(table[:num_decode], counts[:num_decode], query_first[:num_decode])
+            if num_decode < len(sequences):
+                prefill = TableView(table[num_decode:], counts[num_decode:], query_first[num_decode:])
+            groups.append(GroupInputs(slots.view(-1, 2), decode, prefill))
+        return StepInputs(sequences, first_rows, ids, positions, end, num_decode, query_starts, groups, read, written)
+
+
+def _fill_ids(sequences: Sequence[ScheduledSequence], ids: Int32) -> list[int]:
+    """Write the token ids to be computed; returns the row where each sequence begins."""
+    tokens: list[int] = []
+    first_rows = []
+    for sequence in sequences:
+        first_rows.append(len(tokens))
+        request, start, num_prompt = sequence.request, sequence.start, len(sequence.request.prompt_ids)
+        if sequence.num_tokens == 1:  # the usual case makes no copy of the history
+            tokens.append(request.output_ids[start - num_prompt] if start >= num_prompt else request.prompt_ids[start])
+        else:
+            stop = start + sequence.num_tokens
+            tokens += request.prompt_ids[start:stop] if stop <= num_prompt else request.all_ids[start:stop]
+    ids[:] = tokens
+    return first_rows
+
+
+def _fill_group(
+    rows: Sequence[_Rows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32, table: Int32
+) -> None:
+    """Copy rows into the batch's table and find each new token's slot: its block's offset and its place inside."""
+    for target, row in zip(table, rows, strict=True):
+        target[: row.count] = row.data[: row.count]
+    if num_decode:
+        tails = np.array([row.count - 1 for row in rows[:num_decode]])
+        tail = table[np.arange(num_decode), tails]
+        slots[:num_decode, 0] = tail[:, ENTRY_OFFSET]
+        slots[:num_decode, 1] = positions[:num_decode] - tail[:, ENTRY_FIRST]
+    bounds = [*first_rows[num_decode:], len(positions)]
+    for row, start, stop in zip(rows[num_decode:], bounds[:-1], bounds[1:], strict=True):
+        data, where = row.data[: row.count], positions[start:stop]
+        block = np.searchsorted(data[:, ENTRY_FIRST], where, side="right") - 1
+        slots[start:stop, 0] = data[block, ENTRY_OFFSET]
+        slots[start:stop, 1] = where - data[block, ENTRY_FIRST]
+
+
+def _token_bytes(shape: KVShape) -> npt.NDArray[np.int64]:
+    """Stored bytes per token by format code, all layers, scales included."""
+    return np.array([shape.tile_stride(kv_format) // kv_format.tile_tokens for kv_format in FORMATS], np.int64)

@@ -1,0 +1,69 @@
+"""What the cache knows of one sequence, and the settings it works under. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.block_table import BlockTable
+from engine.formats import FORMAT_BY_NAME, class_for, lossiness_of, parse_block_size
+from engine.tunables import TunableValues, parse_change
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The cache's tunables, checked. Raises ValueError for a value that is not offered, naming those that are."""
+
+    kv_format: str
+    block_size: int
+    eviction: str
+    keep_tokens: int
+
+    @classmethod
+    def parse(cls, values: TunableValues) -> CacheSettings:
+        """The cache's share of all tunables."""
+        kv_format, block_size, eviction, keep_tokens = (
+            parse_change(name, values[name]) for name in ("kv_format", "block_size", "eviction", "keep_tokens")
+        )
+        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens))
+
+    @property
+    def lossiness(self) -> int:
+        return FORMAT_BY_NAME[self.kv_format].lossiness
+
+    @property
+    def span_tokens(self) -> int:
+        """Block size of the class that sealed blocks are recoded to."""
+        return class_for(self.kv_format, self.block_size).block_size
+
+
+@dataclass(slots=True, eq=False)
+class CacheSequence:
+    """One sequence's blocks. ``serial`` is unique for ever: a preempted request comes back under another.
+
+    ``committed``: tokens whose KV is written. ``end``: tokens with a slot. ``capacity``: tokens that fit without a new
+    block in any group. ``max_lossiness``: the request's floor. ``lossiest``: the lossiest format that any of its tokens
+    has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
+    sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
+    recoding. ``epoch``: settings under which it was last looked at.
+    """
+
+    serial: int
+    request_id: str
+    max_lossiness: int
+    allow_eviction: bool
+    use_prefix_cache: bool
+    tables: list[BlockTable]
+    committed: int = 0
+    end: int = 0
+    capacity: int = 0
+    node: int = 0
+    chained: int = 0
+    lossiest: int = 0
+    is_evicted: bool = False
+    epoch: int = 0
+    frontier: list[int] = field(default_factory=list)
+
+    @property
+    def is_floored(self) -> bool:
+        """Whether its floor forbids some offered format."""
+        return self.max_lossiness < lossiness_of(None)

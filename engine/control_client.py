@@ -1,0 +1,145 @@
+"""The client of the engine's control socket: how daemon and command line read and change an engine. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypedDict, cast
+
+import httpx
+
+from engine.paths import MAX_SOCKET_PATH_BYTES
+from engine.stats import EngineStats
+from engine.tunables import TunableValue
+
+
+class EngineUnreachable(Exception):  # noqa: N818 - a state of the world that callers handle, not a mistake
+    """No engine answers on the socket, or what answers is not one. The message is one line for people."""
+
+
+class KnobWriter(TypedDict):
+    """Who set a knob last."""
+
+    writer: str
+    reason: str
+    revision: int
+    stamp_ns: int
+
+
+class Progress(TypedDict):
+    """How far resident KV has followed: rows of engine.stats.ResidentBytes as dictionaries, and shares."""
+
+    resident: list[dict[str, Any]]
+    converged_fraction: float
+    held_below_format_bytes: int
+
+
+class TunablesView(TypedDict):
+    """Answer of ``GET /v1/tunables``."""
+
+    instance: str
+    revision: int
+    desired: dict[str, TunableValue]
+    effective: dict[str, TunableValue]
+    writers: dict[str, KnobWriter]
+    progress: Progress
+
+
+class KnobResult(TypedDict):
+    """What became of one change: ``applied | converging | rejected | conflict`` and why."""
+
+    status: str
+    why: str
+
+
+class PatchAnswer(TypedDict):
+    """Answer of ``PATCH /v1/tunables``, also when it was refused (409 conflict, 422 rejected)."""
+
+    revision: int
+    results: dict[str, KnobResult]
+
+
+_REFUSALS = (200, 409, 422)
+
+
+class ControlClient:
+    """Blocking client of one engine's control socket; use it from one thread at a time.
+
+    Every method raises EngineUnreachable when the engine is away, slow beyond ``timeout_s``, closes the connection
+    (peer not allowed), or answers something else than the control API does.
+    """
+
+    def __init__(self, socket: str | Path, *, timeout_s: float = 5.0) -> None:
+        self.socket = Path(socket)
+        transport = httpx.HTTPTransport(uds=str(self.socket))
+        self._http = httpx.Client(transport=transport, base_url="http://engine", timeout=timeout_s, trust_env=False)
+
+    def tunables(self) -> TunablesView:
+        """Revision, desired and effective values, progress, and who wrote last."""
+        body = self._json(self._request("GET", "/v1/tunables"))
+        if not isinstance(body.get("desired"), dict) or not isinstance(body.get("revision"), int):
+            raise EngineUnreachable(f"{self.socket}: not the control API of an engine")
+        return cast("TunablesView", body)
+
+    def patch(
+        self,
+        changes: Mapping[str, TunableValue],
+        *,
+        writer: str,
+        reason: str = "",
+        if_revision: int | None = None,
+    ) -> PatchAnswer:
+        """Ask for changes: all are taken or none. A refusal is an answer, not an exception.
+
+        Raises ValueError for a request that the engine finds malformed (an empty writer, say).
+        """
+        document = {"if_revision": if_revision, "changes": dict(changes), "writer": writer, "reason": reason}
+        response = self._request("PATCH", "/v1/tunables", document)
+        body = self._json(response)
+        if response.status_code not in _REFUSALS or not isinstance(body.get("results"), dict):
+            message = body.get("error", {}).get("message", f"status {response.status_code}")
+            raise ValueError(f"{self.socket}: {message}")
+        return cast("PatchAnswer", body)
+
+    def stats(self) -> EngineStats:
+        """One reading of the engine."""
+        body = self._json(self._request("GET", "/v1/stats"))
+        try:
+            return EngineStats.from_json(body)
+        except ValueError as error:
+            raise EngineUnreachable(f"{self.socket}: {error}") from error
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(self, method: str, path: str, document: dict[str, Any] | None = None) -> httpx.Response:
+        if len(str(self.socket).encode()) > MAX_SOCKET_PATH_BYTES:
+            raise EngineUnreachable(f"{self.socket}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket may have")
+        try:
+            return self._http.request(method, path, json=document)
+        except httpx.TimeoutException as error:
+            raise EngineUnreachable(f"{self.socket}: no answer within {self._http.timeout.read} s") from error
+        except (httpx.ReadError, httpx.RemoteProtocolError) as error:
+            raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
+        except (httpx.HTTPError, OSError) as error:
+            reason = "no engine listens here; start one with `autotune engine`, or name its socket with --control"
+            raise EngineUnreachable(f"{self.socket}: {reason} ({error})") from error
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            body = response.json()
+        except ValueError as error:
+            raise EngineUnreachable(f"{self.socket}: answered no JSON (status {response.status_code})") from error
+        if not isinstance(body, dict) or response.status_code >= 500:
+            message = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
+            raise EngineUnreachable(f"{self.socket}: status {response.status_code} {message}".rstrip())
+        return body

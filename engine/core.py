@@ -1,0 +1,394 @@
+"""The step loop: schedule, recode, execute, account. One thread calls it; it has no thread, queue or socket itself.
+
+A step boundary is the only place where anything changes from outside: requests come and go and tunables take effect
+between two calls of :meth:`EngineCore.step`. The same loop runs under a virtual clock with a latency model in place of
+the runner. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.clock import Clock
+from engine.core_stats import CoreStats, Distributions, LiveRequest
+from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
+from engine.readings import progress, read_gauges
+from engine.request import FinishReason, Request
+from engine.scheduler import AdmissionError, Scheduler
+from engine.stats import EngineStats, Gauges, Histogram
+from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState
+from engine.tunables import TunableValues
+
+if TYPE_CHECKING:
+    from engine.cache_manager import CacheManager
+
+_log = logging.getLogger(__name__)
+
+# The scheduler promises that something always moves. Should it be wrong, requests fail instead of waiting for ever.
+_STUCK_STEPS = 16
+# A runner that fails this often in a row is broken, not unlucky: a lost device fails every step.
+_BROKEN_AFTER_FAILURES = 5
+
+
+class StepWork(Protocol):
+    """KV bytes that attention covered in the last step, and that it wrote."""
+
+    @property
+    def kv_bytes_read(self) -> int: ...
+
+    @property
+    def kv_bytes_written(self) -> int: ...
+
+
+class Runner(Protocol):
+    """Carries plans out: the model, or a latency model. ``execute`` returns when its tokens are known."""
+
+    @property
+    def last_work(self) -> StepWork: ...
+
+    def recode(self, batches: Sequence[RecodeBatch]) -> None: ...
+
+    def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """What one step did for one request; a copy, so that other threads may read it.
+
+    ``finish_reason`` comes with the last delta of a request and only then. ``error`` is for people.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """Fixed for the life of an engine. ``idle_recode_tokens``: KV recoded at a time while nothing runs; commands are
+    taken in between.
+    """
+
+    model: str
+    instance: str
+    max_model_len: int
+    idle_recode_tokens: int = 2048
+
+
+class EngineCore:
+    """One engine. Not thread-safe: every method is called from the thread that steps."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        cache: CacheManager,
+        runner: Runner,
+        values: TunableValues,
+        clock: Clock,
+        *,
+        options: CoreOptions,
+        stats: CoreStats,
+        probe: Callable[[Gauges], None] | None = None,
+    ) -> None:
+        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read."""
+        self._scheduler = scheduler
+        self._cache = cache
+        self._runner = runner
+        self._clock = clock
+        self._options = options
+        self._stats = stats
+        self._probe = probe
+        self._tunables = TunableState(values, clock.now_ns())
+        self._live: dict[str, LiveRequest] = {}
+        self._stuck_steps = 0
+        self._failures_in_a_row = 0
+        self._recode_due = True
+        self.broken: str | None = None  # why no step will be tried again
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def has_background_work(self) -> bool:
+        """Whether :meth:`background` may still find something to recode."""
+        return self._recode_due and self.broken is None and self._cache.has_recode_work()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last plan was empty although requests wait."""
+        return self._stuck_steps > 0
+
+    # Requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Counted as offered whatever becomes of it.
+
+        Raises AdmissionError when it can never run or the queue is full, ValueError for an id that is in use.
+        """
+        self._stats.offered(request)
+        if self.broken is not None:
+            self._stats.counters.requests_offered += 1
+            self._stats.counters.requests_rejected += 1
+            raise AdmissionError("engine_broken", f"the engine has stopped: {self.broken}")
+        if request.request_id in self._live:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        self._scheduler.add(request)
+        self._live[request.request_id] = LiveRequest(request)
+        self._recode_due = True
+
+    def abort(self, request_id: str) -> bool:
+        """Give up a request and free what it holds; False when there is none of that id (any more)."""
+        return self._end(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: str) -> bool:
+        """End a request as complete, because its text reached a stop string."""
+        return self._end(request_id, FinishReason.STOP)
+
+    def abort_all(self) -> list[RequestDelta]:
+        """End every request, with a delta for each."""
+        message = "the engine is shutting down"
+        return [self._fail(request_id, message, FinishReason.ABORT) for request_id in [*self._live]]
+
+    def feedback(self, score: float) -> None:
+        """A user's satisfaction with one answer, 0 to 1."""
+        self._stats.counters.feedback_count += 1
+        self._stats.counters.feedback_sum += score
+
+    # Stepping
+
+    def step(self) -> list[RequestDelta]:
+        """Run one step. Never raises: a failing step ends the requests in it with an error and the rest live on."""
+        if self.broken is not None or not self._live:
+            return []
+        begin_ns, recoded_ns = self._clock.now_ns(), self._stats.counters.recode_time_ns
+        try:
+            plan = self._scheduler.schedule()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine must go on
+            _log.exception("scheduling failed")
+            return self._fail_step(StepPlan(), [*self._live], error)
+        plan = self._recoded(plan)
+        if plan.is_empty:
+            return self._resolve_stuck(plan)
+        self._stuck_steps = 0
+        # Recoding has a time of its own: the step's begins so much later.
+        return self._execute(plan, begin_ns + self._stats.counters.recode_time_ns - recoded_ns)
+
+    def background(self) -> None:
+        """Recode while no request runs; afterwards ``has_background_work`` tells whether there is more."""
+        try:
+            batches = self._cache.plan_recodes(self._options.idle_recode_tokens)
+        except Exception as error:  # noqa: BLE001 - nothing is lost but the recoding
+            _log.exception("planning a recode failed")
+            self._recode_due = False
+            self._count_failure(error)
+            return
+        plan = self._recoded(StepPlan(recodes=batches))
+        self._recode_due = bool(plan.recodes)
+        self._cache.finish_recodes(plan.recodes)
+
+    def _recoded(self, plan: StepPlan) -> StepPlan:
+        """Run the plan's recodes. If that fails the plan goes on without them: the old storage is still in place."""
+        if not plan.recodes:
+            return plan
+        begin_ns = self._clock.now_ns()
+        try:
+            self._runner.recode(plan.recodes)
+        except Exception as error:  # noqa: BLE001 - nothing is lost but the recoding
+            _log.exception("recoding failed")
+            self._cache.cancel_recodes(plan.recodes)
+            self._count_failure(error)
+            return replace(plan, recodes=())
+        self._stats.counters.recode_time_ns += self._clock.now_ns() - begin_ns
+        return plan
+
+    def _execute(self, plan: StepPlan, begin_ns: int) -> list[RequestDelta]:
+        live = [self._live[sequence.request.request_id] for sequence in plan.sequences]
+        for record in live:
+            if not record.is_scheduled:
+                self._stats.scheduled(record, begin_ns)
+        try:
+            outputs = self._runner.execute(plan, self._cache) if plan.sequences else []
+            now_ns = self._clock.now_ns()
+            finished = self._scheduler.update(plan, outputs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, only its requests may suffer
+            _log.exception("a step of %d sequences failed", len(plan.sequences))
+            return self._fail_step(plan, [record.request.request_id for record in live], error)
+        self._recode_due = True
+        deltas = self._deltas(outputs, finished, now_ns)
+        if plan.sequences:
+            self._failures_in_a_row = 0
+            self._stats.step(plan, live, self._clock.now_ns() - begin_ns)
+            self._stats.counters.kv_bytes_read += self._runner.last_work.kv_bytes_read
+            self._stats.counters.kv_bytes_written += self._runner.last_work.kv_bytes_written
+        return deltas
+
+    def _deltas(
+        self, outputs: Sequence[SequenceOutput], finished: Sequence[Request], now_ns: int
+    ) -> list[RequestDelta]:
+        ended = set(finished)
+        deltas = []
+        for output in outputs:
+            request = output.request
+            record = self._live.get(request.request_id)
+            if record is None:
+                continue
+            if output.token_id is not None:
+                self._stats.token(record, now_ns)
+            reason = None
+            if request in ended:
+                ended.discard(request)
+                del self._live[request.request_id]
+                reason = request.finish_reason
+                self._stats.completed(request, now_ns)
+            elif output.token_id is None and not output.prompt_logprobs:
+                continue
+            deltas.append(
+                RequestDelta(
+                    request.request_id,
+                    () if output.token_id is None else (output.token_id,),
+                    () if output.logprobs is None else (output.logprobs,),
+                    tuple(output.prompt_logprobs),
+                    request.num_cached_tokens,
+                    reason,
+                )
+            )
+        return deltas + self._unfit(ended)
+
+    def _unfit(self, requests: Collection[Request]) -> list[RequestDelta]:
+        """Requests that the scheduler gave up while planning: settings changed, and they fit no longer (case G.24)."""
+        for request in requests:
+            self._live.pop(request.request_id, None)
+        message = "the KV pool has no room for this request any more; shorten it, or enlarge the pool"
+        return [
+            RequestDelta(request.request_id, finish_reason=FinishReason.ERROR, error=message) for request in requests
+        ]
+
+    # Failure
+
+    def _end(self, request_id: str, reason: FinishReason) -> bool:
+        record = self._live.pop(request_id, None)
+        if record is None:
+            return False
+        try:
+            self._scheduler.abort(request_id, reason)
+        except Exception as error:  # noqa: BLE001 - bookkeeping is beyond repair, and clients must hear of it
+            _log.exception("freeing request %s failed", request_id)
+            self.broken = self.broken or f"{type(error).__name__}: {error}"
+        self._recode_due = True
+        if reason is FinishReason.STOP:
+            self._stats.completed(record.request, self._clock.now_ns())
+        return True
+
+    def _fail(self, request_id: str, error: str, reason: FinishReason = FinishReason.ERROR) -> RequestDelta:
+        self._end(request_id, reason)
+        return RequestDelta(request_id, finish_reason=reason, error=error)
+
+    def _fail_step(self, plan: StepPlan, request_ids: Sequence[str], error: Exception) -> list[RequestDelta]:
+        message = f"the step that computed this request failed: {type(error).__name__}: {error}"
+        deltas = [self._fail(request_id, message) for request_id in request_ids]
+        self._count_failure(error)
+        try:
+            self._scheduler.cancel(plan)
+            deltas += self._unfit(self._scheduler.update(StepPlan(), []))
+        except Exception as second:  # noqa: BLE001 - bookkeeping is beyond repair, and clients must hear of it
+            _log.exception("cleaning up after a failed step failed")
+            self.broken = self.broken or f"{type(second).__name__}: {second}"
+        if self.broken is not None:
+            deltas += [self._fail(request_id, f"the engine has stopped: {self.broken}") for request_id in [*self._live]]
+        return deltas
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= _BROKEN_AFTER_FAILURES and self.broken is None:
+            self.broken = f"{self._failures_in_a_row} steps in a row failed, last with {type(error).__name__}: {error}"
+            _log.error("engine stopped: %s", self.broken)
+
+    def _resolve_stuck(self, plan: StepPlan) -> list[RequestDelta]:
+        """An empty plan. Some are (after a preemption, say), but not many in a row."""
+        deltas = self._unfit(self._scheduler.update(plan, []))
+        self._stuck_steps = 0 if deltas else self._stuck_steps + 1
+        if self._stuck_steps < _STUCK_STEPS or not self._live:
+            return deltas
+        self._stuck_steps = 0
+        first = next(iter(self._live))
+        _log.error("nothing can be scheduled of %d requests; failing %s", len(self._live), first)
+        return [self._fail(first, "the KV pool has no room for this request: shorten it or enlarge the pool")]
+
+    # Tunables
+
+    def patch(self, patch: Patch) -> PatchOutcome:
+        """Change tunables at this step boundary; all named knobs or none. Repeating a patch changes nothing."""
+        refusal = self._tunables.refusal(patch)
+        if refusal is not None:
+            return refusal
+        changed = self._tunables.changed_values(patch)
+        if changed:
+            try:
+                self._scheduler.apply({**self._tunables.desired, **changed})
+            except ValueError as error:
+                outcome = KnobOutcome(REJECTED, str(error))
+                return self._tunables.rejected(patch, dict.fromkeys(changed, outcome))
+            self._recode_due = True
+        self._tunables.commit(patch, self._clock.now_ns())
+        results = {name: progress(name, self._tunables.desired[name], self._scheduler) for name in patch.changes}
+        return PatchOutcome(self._tunables.revision, results)
+
+    def tunables_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/tunables``."""
+        state = self._tunables
+        gauges = read_gauges(self._scheduler)
+        return {
+            "instance": self._options.instance,
+            "revision": state.revision,
+            "desired": dict(state.desired),
+            "effective": dict(state.effective),
+            "writers": {name: vars(record).copy() for name, record in state.writers.items()},
+            "progress": {
+                "resident": [vars(row).copy() for row in gauges.resident],
+                "converged_fraction": gauges.converged_fraction,
+                "held_below_format_bytes": gauges.held_below_format_bytes,
+            },
+        }
+
+    # Readings
+
+    def stats(self) -> EngineStats:
+        """A reading of the engine; a copy."""
+        recorded = self._stats
+        gauges = read_gauges(self._scheduler)
+        if self._probe is not None:
+            self._probe(gauges)
+        return EngineStats(
+            instance=self._options.instance,
+            model=self._options.model,
+            stamp_ns=self._clock.now_ns(),
+            max_model_len=self._options.max_model_len,
+            max_num_seqs=int(self._tunables.effective["max_num_seqs"]),
+            revision=self._tunables.revision,
+            effective=dict(self._tunables.effective),
+            counters=replace(recorded.counters),
+            gauges=gauges,
+            **{
+                name: Histogram(list(histogram.counts), histogram.sum_s)
+                for name, histogram in (
+                    ("ttft", recorded.ttft),
+                    ("itl", recorded.itl),
+                    ("e2e", recorded.e2e),
+                    ("queue", recorded.queue),
+                    ("prompt_lengths", recorded.prompt_lengths),
+                    ("output_lengths", recorded.output_lengths),
+                )
+            },
+        )
+
+    def distributions(self) -> Distributions:
+        """The metrics page's histograms; a copy."""
+        return self._stats.distributions.copy()

@@ -1,0 +1,201 @@
+"""From a Hugging Face model folder to a decoder ready to run: safetensors in, fused weights out, no transformers.
+
+Everything that can be wrong with a folder ends in an EngineError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.memory_model import GroupSpec
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder, resolve_dtype
+from engine.models.registry import parse_config
+from engine.models.weights import allocate, destinations
+from kernels.layout import KVShape
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run. ``groups``: layers by attention window, in order of their first layer."""
+
+    folder: Path
+    config: ModelConfig
+    model: Decoder
+    groups: list[GroupSpec]
+    eos_token_ids: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+
+def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+    """Read a model folder onto a device (``cpu``, ``cuda``, ``cuda:1``) in a dtype (``auto``: as the file says).
+
+    Raises EngineError: no such folder or file, an architecture or rope type that is not supported, a truncated file,
+    tensors missing, unknown or of the wrong shape, an unavailable device.
+    """
+    path = Path(folder)
+    raw = read_config(path)
+    config = parse_config(raw)
+    target = _device(device)
+    try:
+        torch_dtype = resolve_dtype(dtype, config.dtype)
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    try:
+        weights = allocate(config, target, torch_dtype)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        raise EngineError(
+            f"the weights do not fit on {device} in {torch_dtype}; use a smaller model or dtype"
+        ) from error
+    wanted = {name: (tensor, shape) for name, tensor, shape in destinations(config, weights)}
+    _fill(path, wanted, tied=config.tie_word_embeddings)
+    eos = _generation_eos(path) or config.eos_token_ids
+    groups = layer_groups(config, torch_dtype.itemsize)
+    return LoadedModel(path, config, Decoder(config, weights), groups, eos)
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """The raw ``config.json`` of a model folder; EngineError when folder or file are missing or broken."""
+    if not folder.is_dir():
+        raise EngineError(f"model folder {folder} does not exist; give a folder with config.json and {SINGLE_FILE}")
+    path = folder / "config.json"
+    if not path.is_file():
+        raise EngineError(f"{folder} holds no config.json; give the folder of a Hugging Face model")
+    return _read_json(path)
+
+
+def layer_groups(config: ModelConfig, element_bytes: int) -> list[GroupSpec]:
+    """Layers of equal attention window share an arena and block tables.
+
+    A window as long as the longest context never hides anything, so it counts as full attention.
+    """
+    layers: dict[int | None, list[int]] = defaultdict(list)
+    for layer, window in enumerate(config.windows):
+        layers[window if window is not None and window < config.max_model_len else None].append(layer)
+    return [
+        GroupSpec(
+            name="full" if window is None else f"window{window}",
+            layers=tuple(members),
+            shape=KVShape(len(members), config.num_kv_heads, config.head_dim, element_bytes),
+            window=window,
+        )
+        for window, members in layers.items()
+    ]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise EngineError(f"device {name!r} is not known to torch; use cpu or cuda") from error
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise EngineError(
+            f"device {name!r} is not available here: torch sees {torch.cuda.device_count()} GPUs; use cpu"
+        )
+    if device.type not in {"cpu", "cuda"}:
+        raise EngineError(f"device {name!r} is not supported; use cpu or cuda")
+    return device
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
+    if not isinstance(data, dict):
+        raise EngineError(f"{path} must hold a JSON object; download it again")
+    return data
+
+
+def _generation_eos(folder: Path) -> frozenset[int]:
+    """End tokens of ``generation_config.json``: chat models list more there than in ``config.json``."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return frozenset()
+    value = _read_json(path).get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise EngineError(f"{index} has no weight_map; download it again")
+        names = sorted({str(name) for name in weight_map.values()})
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise EngineError(
+                f"{folder} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}; download them"
+            )
+        return [folder / name for name in names]
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise EngineError(f"{folder} holds no {SINGLE_FILE}, only pickled weights; convert them to safetensors")
+    raise EngineError(f"{folder} holds no {SINGLE_FILE} and no {INDEX_FILE}; download the weights")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(str(path), framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{path} is truncated or not a safetensors file ({error}); download it again") from error
+
+
+def _fill(folder: Path, wanted: Mapping[str, tuple[Tensor, tuple[int, ...]]], *, tied: bool) -> None:
+    """Copy every wanted tensor from the folder's files to its place, converting dtype on the way."""
+    filled: set[str] = set()
+    unknown: list[str] = []
+    for path in _weight_files(folder):
+        with _opened(path) as handle:
+            for name in handle.keys():  # noqa: SIM118 -- a handle is no mapping
+                if name not in wanted:
+                    if not _is_redundant(name, tied=tied):
+                        unknown.append(name)
+                    continue
+                target, shape = wanted[name]
+                found = tuple(handle.get_slice(name).get_shape())
+                if found != shape:
+                    raise EngineError(
+                        f"{path.name}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}; "
+                        "weights and config.json do not belong together"
+                    )
+                target.copy_(handle.get_tensor(name))
+                filled.add(name)
+    missing = [name for name in wanted if name not in filled]
+    if missing:
+        raise EngineError(
+            f"{folder}: {len(missing)} of {len(wanted)} tensors are missing from the weights, first {missing[0]}; "
+            "weights and config.json do not belong together, or a file is missing"
+        )
+    if unknown:
+        raise EngineError(
+            f"{folder}: {len(unknown)} tensors in the weights are not part of the architecture, first {unknown[0]}; "
+            "weights and config.json do not belong together"
+        )
+
+
+def _is_redundant(name: str, *, tied: bool) -> bool:
+    """Tensors that some files carry though they follow from the configuration."""
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")

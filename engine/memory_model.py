@@ -1,0 +1,116 @@
+"""Bytes of KV, exact: the scheduler, the simulator and planning all ask here. No torch.
+
+    bytes = layers * kv_heads * head_dim * tokens * (bits_k + bits_v) / 8 + scales
+
+taken from kernels.layout, which lays those bytes out. A pool is a number of *slabs* per layer group. Every group has
+the same number of slabs of the same number of native tokens, so pool bytes are split over groups in proportion to
+their native bytes per token, and a token that fits one group fits them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.formats import NATIVE, OFFSET_UNIT, BlockClass, KVFormat, KVShape, class_for
+
+SLAB_TOKENS = (1024, 512, 256)  # native tokens per slab, the first that makes enough slabs is taken
+ENOUGH_SLABS = 32
+MIN_SLABS = 3  # the reserve, one for native blocks, one for those of another class
+MAX_OFFSET = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A layer group: model layers of equal KV shape and attention window, in one arena.
+
+    ``layers``: indices in the model, in the order of the group's layer axis. ``window``: the model's own sliding
+    window in tokens, counting the current one; None for full attention.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    shape: KVShape
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != self.shape.num_layers:
+            raise ValueError(f"group {self.name}: {len(self.layers)} layers but a shape of {self.shape.num_layers}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"group {self.name}: a window counts the current token, so it is >= 1, got {self.window}")
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """How a pool is cut: ``num_slabs`` slabs of ``slab_tokens`` native tokens in every group."""
+
+    slab_tokens: int
+    num_slabs: int
+    slab_bytes: tuple[int, ...]  # per group
+
+    def arena_bytes(self, group: int) -> int:
+        """Size of a group's arena in bytes."""
+        return self.num_slabs * self.slab_bytes[group]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_slabs * sum(self.slab_bytes)
+
+
+def block_bytes(shape: KVShape, block_class: BlockClass) -> int:
+    """Bytes of one block of a class in one group, padding included."""
+    return shape.block_bytes(block_class.format, block_class.block_size)
+
+
+def token_bytes(shape: KVShape, kv_format: KVFormat = NATIVE) -> float:
+    """Bytes per token of one group in a format, scales included (exact; a multiple of 1/32)."""
+    return shape.tile_stride(kv_format) / kv_format.tile_tokens
+
+
+def slab_bytes(shape: KVShape, slab_tokens: int) -> int:
+    """Bytes of a slab that holds ``slab_tokens`` native tokens; a whole number of every class's largest block."""
+    return slab_tokens // 256 * shape.block_bytes(NATIVE, 256)
+
+
+def blocks_per_slab(shape: KVShape, block_class: BlockClass, slab_tokens: int) -> int:
+    """How many blocks of a class one slab holds."""
+    return slab_bytes(shape, slab_tokens) // block_bytes(shape, block_class)
+
+
+def pool_layout(groups: Sequence[GroupSpec], pool_bytes: int) -> PoolLayout:
+    """Cut a pool into slabs: 1024 native tokens each, 512 or 256 where that gives fewer than 32 of them.
+
+    Raises ValueError for a pool under ``MIN_SLABS`` of the smallest slabs, or beyond int32 block offsets.
+    """
+    if not groups:
+        raise ValueError("a KV pool needs at least one layer group")
+    for slab_tokens in SLAB_TOKENS:
+        sizes = tuple(slab_bytes(group.shape, slab_tokens) for group in groups)
+        num_slabs = pool_bytes // sum(sizes)
+        if num_slabs >= ENOUGH_SLABS or slab_tokens == SLAB_TOKENS[-1]:
+            break
+    if num_slabs < MIN_SLABS:
+        raise ValueError(
+            f"a KV pool of {pool_bytes} bytes is too small for this model; give it at least "
+            f"{MIN_SLABS * sum(sizes)} bytes"
+        )
+    if num_slabs * max(sizes) // OFFSET_UNIT > MAX_OFFSET:
+        raise ValueError(f"a KV pool of {pool_bytes} bytes is beyond 32-bit block offsets; give it less")
+    return PoolLayout(slab_tokens, num_slabs, sizes)
+
+
+def pool_capacity(
+    groups: Sequence[GroupSpec], pool_bytes: int, kv_format: str, block_size: int, *, reserve_slabs: int = 1
+) -> int:
+    """Tokens that a pool holds when everything is in one class and ``reserve_slabs`` stay free."""
+    layout = pool_layout(groups, pool_bytes)
+    block_class = class_for(kv_format, block_size)
+    per_slab = min(blocks_per_slab(group.shape, block_class, layout.slab_tokens) for group in groups)
+    return max(0, layout.num_slabs - reserve_slabs) * per_slab * block_class.block_size
+
+
+def sequence_bytes(groups: Sequence[GroupSpec], num_tokens: int, kv_format: str, block_size: int) -> int:
+    """Bytes of the blocks that one sequence of ``num_tokens`` takes in one class, half-empty last block included."""
+    block_class = class_for(kv_format, block_size)
+    blocks = -(-num_tokens // block_class.block_size)
+    return sum(blocks * block_bytes(group.shape, block_class) for group in groups)

@@ -1,0 +1,1 @@
+"""Model families over one shared decoder. Importing the package loads nothing heavy."""

@@ -1,0 +1,160 @@
+"""Run prompts to completion in one thread, without a server: evaluation, benchmarks and tests.
+
+The same scheduler, cache manager and runner as behind the server, stepped until nothing is left.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.cache_manager import CacheManager
+from engine.clock import Clock, RealClock
+from engine.errors import EngineError
+from engine.events import NullSink
+from engine.loader import LoadedModel
+from engine.model_runner import KernelOps, ModelRunner
+from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
+from engine.request import CachePolicy, FinishReason, Request, SamplingParams
+from engine.scheduler import Scheduler
+from engine.tunables import TunableValue, default_values
+from kernels import ops as default_ops
+
+
+@dataclass
+class OfflineResult:
+    """What one prompt produced. ``logprobs`` per output token and ``prompt_logprobs`` per prompt token after the first,
+    where asked for.
+    """
+
+    request: Request
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.request.output_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.request.finish_reason
+
+
+class OfflineEngine:
+    """A loaded model with a KV pool, a scheduler and no server. Not thread safe.
+
+    ``cache``, ``scheduler`` and ``runner`` are open to tests and evaluation, which look inside them between steps.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        pool_bytes: int,
+        values: Mapping[str, TunableValue] | None = None,
+        max_model_len: int | None = None,
+        recent_tokens: int = 64,
+        sinks: int = 16,
+        sync_recode: bool = True,
+        seed: int = 0,
+        ops: KernelOps | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """``values``: tunables that differ from their defaults. ``sync_recode``: recode all that is due at every
+        step, so that output depends on nothing but the requests and the settings.
+
+        Raises EngineError for a pool that is too small for the model.
+        """
+        self.loaded = loaded
+        self.values = {**default_values(), **(values or {})}
+        clock = clock or RealClock()
+        try:
+            self.cache = CacheManager(
+                loaded.groups,
+                pool_bytes,
+                self.values,
+                recent_tokens=recent_tokens,
+                sinks=sinks,
+                watermark=0.0,
+                clock=clock,
+                events=NullSink(),
+            )
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        self.scheduler = Scheduler(
+            self.cache,
+            self.values,
+            max_model_len=max_model_len or loaded.config.max_model_len,
+            max_waiting=1 << 30,
+            clock=clock,
+            eos_token_ids=loaded.eos_token_ids,
+            sync_recode=sync_recode,
+        )
+        arena_bytes = [self.cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
+        self.runner = ModelRunner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
+        self._clock = clock
+        self._results: dict[Request, OfflineResult] = {}
+
+    def add(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, policy: CachePolicy | None = None
+    ) -> OfflineResult:
+        """Queue a prompt; its result fills up as steps run. Raises AdmissionError for one that can never run."""
+        request = Request(
+            f"offline-{len(self._results)}",
+            list(prompt_ids),
+            params,
+            self._clock.now_ns(),
+            cache=policy or CachePolicy(),
+        )
+        self.scheduler.add(request)
+        result = self._results[request] = OfflineResult(request)
+        return result
+
+    def apply(self, **changes: TunableValue) -> None:
+        """Change tunables, as an operator would between two steps."""
+        self.values = {**self.values, **changes}
+        self.scheduler.apply(self.values)
+
+    def step(self) -> StepPlan:
+        """Run one step and return what it did. Raises EngineError when nothing can move although requests wait."""
+        plan = self.scheduler.schedule()
+        self.runner.recode(plan.recodes)
+        outputs = self.runner.execute(plan, self.cache)
+        finished = self.scheduler.update(plan, outputs)
+        self._record(outputs)  # only now: the scheduler strikes out what a recomputed prompt reports twice
+        if plan.is_empty and not finished and self.scheduler.has_work:
+            raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
+        return plan
+
+    def run(self, after_step: Callable[[StepPlan], None] | None = None) -> None:
+        """Step until nothing is left. ``after_step`` sees every plan and may change tunables or add prompts."""
+        while self.scheduler.running or self.scheduler.waiting:
+            plan = self.step()
+            if after_step is not None:
+                after_step(plan)
+
+    def _record(self, outputs: Sequence[SequenceOutput]) -> None:
+        for output in outputs:
+            result = self._results[output.request]
+            result.prompt_logprobs += output.prompt_logprobs
+            if output.logprobs is not None:
+                result.logprobs.append(output.logprobs)
+
+
+def generate(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    *,
+    pool_bytes: int,
+    values: Mapping[str, TunableValue] | None = None,
+    **options: Any,
+) -> list[OfflineResult]:
+    """Run prompts to completion together; ``options`` go to :class:`OfflineEngine`. Results in the prompts' order."""
+    engine = OfflineEngine(loaded, pool_bytes=pool_bytes, values=values, **options)
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    results = [engine.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+    engine.run()
+    return results

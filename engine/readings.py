@@ -1,0 +1,54 @@
+"""What an engine says about itself between two steps: gauges, and how far a change has come. No torch."""
+
+from __future__ import annotations
+
+from engine.cache_manager import CacheManager
+from engine.memory_model import token_bytes
+from engine.scheduler import Scheduler
+from engine.stats import Gauges
+from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome
+from engine.tunables import TunableValue
+from kernels.layout import FORMATS, NATIVE
+
+
+def read_gauges(scheduler: Scheduler) -> Gauges:
+    """All gauges but those of process and device. O(blocks): for readings, not for every step."""
+    cache = scheduler.cache
+    usage = cache.usage()
+    return Gauges(
+        running=len(scheduler.running),
+        waiting=scheduler.num_waiting,
+        kv_usage=usage.kv_usage,
+        kv_pool_bytes=usage.pool_bytes,
+        kv_used_bytes=usage.used_bytes,
+        kv_cached_bytes=usage.cached_bytes,
+        resident=cache.resident(),
+        converged_fraction=cache.converged_fraction(),
+        held_below_format_bytes=usage.held_below_format_bytes,
+        resident_tokens=usage.resident_tokens,
+        evicted_running_tokens=sum(request.num_evicted_tokens for request in scheduler.running),
+        kv_bytes_per_token={
+            kv_format.name: sum(token_bytes(group.shape, kv_format) for group in cache.groups) for kv_format in FORMATS
+        },
+    )
+
+
+def progress(name: str, desired: TunableValue, scheduler: Scheduler) -> KnobOutcome:
+    """Whether a knob's value holds for everything already, and if not, what is left."""
+    running = len(scheduler.running)
+    if name == "max_num_seqs" and running > int(desired):
+        return KnobOutcome(CONVERGING, f"{running} requests still run; none is stopped, none is started")
+    if name == "kv_format":
+        held = scheduler.cache.usage().held_below_format_bytes
+        if held:
+            # Lost precision is not invented again: there is nothing to converge to.
+            why = f"for new KV; {held} resident bytes stay in a lossier format"
+            return KnobOutcome(APPLIED if desired == NATIVE.name else _convergence(scheduler.cache).status, why)
+    return _convergence(scheduler.cache) if name in {"kv_format", "block_size"} else KnobOutcome(APPLIED)
+
+
+def _convergence(cache: CacheManager) -> KnobOutcome:
+    share = cache.converged_fraction()
+    if share < 1:
+        return KnobOutcome(CONVERGING, f"{share:.1%} of resident KV is stored as it should be")
+    return KnobOutcome(APPLIED)

@@ -1,0 +1,413 @@
+"""Converts resident blocks of one group towards the class they should have, a few per step. No torch.
+
+Which: a sealed block that every holder has left more than ``recent_tokens`` behind, or that is idle in the prefix
+cache. To what: the current format, or the strictest floor among its holders, but never back to a less lossy one; in
+blocks of the current size. A *unit* is what converts as a whole: one block, split or not, or neighbours that exactly
+fill a larger aligned one. Where a sequence never fills it (shared prefix ends inside, evicted neighbours, another
+floor), the largest aligned size that it does fill is taken, or for a lone 16 native tokens, nothing.
+
+How: out of place. Sources stay readable until ``finish`` swaps the unit under all its holders and in the prefix cache.
+Slabs that are cheapest to empty come first, then longest waiting. When no slab is free for a target, or none for
+requests while slots lie scattered in other classes, the blocks of the least used slab are moved in with others of their
+class (*compaction*), which frees one. A block that still grows can be moved between steps, when nothing writes to it,
+but not inside one.
+
+Idle cached blocks are converted like any others: they then hold more prefixes in the same bytes, and giving up the
+least recently used ones makes room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.block_pool import Block, BlockPool
+from engine.cache_sequence import CacheSequence, CacheSettings
+from engine.formats import FORMATS, NATIVE, BlockClass
+from engine.plan import RecodeJob
+from engine.prefix_cache import PrefixCache
+
+_BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
+_HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
+
+
+@dataclass(frozen=True, eq=False)
+class RecodeUnit:
+    """Sources, adjacent and in order, and the targets that replace them, covering the same positions.
+
+    ``written_to``: for a source that still grows, up to where each holder had slots when this was planned.
+    """
+
+    sources: tuple[Block, ...]
+    targets: tuple[Block, ...]
+    written_to: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(block.size for block in self.sources)
+
+    def jobs(self) -> list[RecodeJob]:
+        """One row per target tile, columns as in kernels.layout.JOB_*."""
+        rows: list[RecodeJob] = []
+        for target in self.targets:
+            kind = target.block_class.format
+            for tile in range(target.size // kind.tile_tokens):
+                position = target.first + tile * kind.tile_tokens
+                source, source_tile = self._tile_at(position)
+                second_offset = second_tile = -1
+                if source.block_class.format.tile_tokens < kind.tile_tokens:
+                    second, second_tile = self._tile_at(position + source.block_class.format.tile_tokens)
+                    second_offset = second.offset
+                code = source.block_class.format.code
+                rows.append(
+                    (kind.code, target.offset, tile, code, source.offset, source_tile, second_offset, second_tile)
+                )
+        return rows
+
+    def _tile_at(self, position: int) -> tuple[Block, int]:
+        block = next(source for source in self.sources if source.first <= position < source.end)
+        return block, (position - block.first) // block.block_class.format.tile_tokens
+
+
+class Recoder:
+    """Finds, plans and commits the conversions of one group. ``sequences`` (by serial) is shared with the manager."""
+
+    def __init__(
+        self,
+        group: int,
+        pool: BlockPool,
+        prefix: PrefixCache,
+        sequences: Mapping[int, CacheSequence],
+        settings: CacheSettings,
+        *,
+        recent_tokens: int,
+    ) -> None:
+        self.group = group
+        self.pool = pool
+        self.prefix = prefix
+        self.sequences = sequences
+        self.settings = settings
+        self.recent_tokens = recent_tokens
+        self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
+        self._stalled_at = -1  # pool version at which nothing could be planned
+
+    # -- what should be converted ---------------------------------------------------------------------------------
+
+    def target_class(self, block: Block) -> BlockClass:
+        """The class that a block should have, whatever its neighbours allow."""
+        lossiness = self.settings.lossiness
+        if self.num_floored:
+            lossiness = min([lossiness, *(self.sequences[holder].max_lossiness for holder in block.holders)])
+        kind = _BY_LOSSINESS[max(lossiness, block.block_class.lossiness)]
+        return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
+
+    def consider(self, block: Block) -> None:
+        """Note whether the block could be converted now. Call when what it depends on has changed."""
+        if block.in_recode:
+            return
+        if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
+            self.pool.mark_stale(block)
+            self._stalled_at = -1
+        else:
+            self.pool.unmark_stale(block)
+
+    def advance(self, sequence: CacheSequence) -> None:
+        """Consider the blocks that a sequence has left behind since it was last looked at."""
+        span = self.settings.span_tokens
+        limit = (sequence.committed - self.recent_tokens) // span * span
+        frontier = sequence.frontier[self.group]
+        if limit <= frontier:
+            return
+        table = sequence.tables[self.group]
+        for index in range(table.index_from(frontier), len(table.blocks)):
+            block = table.blocks[index]
+            if block.end > limit:
+                break
+            self.consider(block)
+            frontier = block.end
+        sequence.frontier[self.group] = frontier
+
+    def rescan(self, settings: CacheSettings) -> None:
+        """Settings changed: consider everything again."""
+        self.settings = settings
+        self._stalled_at = -1
+        for blocks in list(self.pool.stale.values()):
+            for block in list(blocks.values()):
+                self.pool.unmark_stale(block)
+        for sequence in self.sequences.values():
+            sequence.frontier[self.group] = 0
+            self.advance(sequence)
+        for block in self.pool.idle.values():
+            self.consider(block)
+
+    def _is_old(self, block: Block) -> bool:
+        limit = block.end + self.recent_tokens
+        return all(self.sequences[holder].committed >= limit for holder in block.holders)
+
+    # -- units ----------------------------------------------------------------------------------------------------
+
+    def unit_of(self, block: Block) -> tuple[list[Block], BlockClass] | None:
+        """Sources of the unit that a block would convert in, and the class of its targets; None if it cannot now."""
+        target = self.target_class(block)
+        if block.size >= target.block_size:
+            return None if block.block_class == target else ([block], target)
+        size = target.block_size
+        while size > block.size:
+            for sources in self._spans(block, size):
+                if self._fits_together(sources, target):
+                    return sources, BlockClass(target.kv_format, size)
+            if size == target.block_size and not self._is_span_past(block, size):
+                return None  # it may still fill up
+            size //= 2
+        if block.block_class.kv_format == target.kv_format or block.size < target.format.tile_tokens:
+            return None
+        return [block], BlockClass(target.kv_format, block.size)
+
+    def _is_span_past(self, block: Block, size: int) -> bool:
+        limit = (block.first // size + 1) * size + self.recent_tokens
+        return all(self.sequences[holder].committed >= limit for holder in block.holders)
+
+    def _spans(self, block: Block, size: int) -> list[list[Block]]:
+        """Runs of blocks around ``block`` that exactly fill an aligned span, as holders or the prefix cache see it."""
+        start = block.first // size * size
+        found: list[list[Block]] = []
+        for holder in list(block.holders)[:_HOLDERS_TRIED]:
+            table = self.sequences[holder].tables[self.group]
+            position, run = start, []
+            for index in range(table.index_from(start), len(table.blocks)):
+                inner = table.blocks[index]
+                if inner.first != position or table.stops[index] != inner.end or inner.end > start + size:
+                    break
+                run.append(inner)
+                position = inner.end
+            if position == start + size:
+                found.append(run)
+        if not block.holders and block.end == start + size:
+            run = [block]
+            before = self.prefix.previous(block, self.group)
+            while before is not None and before.first >= start:
+                run.insert(0, before)
+                before = self.prefix.previous(before, self.group)
+            if run[0].first == start:
+                found.append(run)
+        return found
+
+    def _fits_together(self, sources: Sequence[Block], target: BlockClass) -> bool:
+        return self._is_nested(sources) and all(
+            block.is_sealed
+            and not block.in_recode
+            and self.target_class(block).kv_format == target.kv_format
+            and self._is_old(block)
+            for block in sources
+        )
+
+    @staticmethod
+    def _is_nested(sources: Sequence[Block]) -> bool:
+        """Whoever holds a later source holds the earlier ones too, so that it gets no tokens that it has dropped."""
+        return all(b.holders.keys() <= a.holders.keys() for a, b in pairwise(sources))
+
+    # -- planning -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a plan could find anything to do."""
+        return self._stalled_at != self.pool.version and (bool(self.pool.stale) or self._is_cramped())
+
+    def _is_cramped(self) -> bool:
+        """No slab for requests, while slots worth a whole slab lie scattered where new blocks would not go."""
+        arena, reserve = self.pool.arena, self.pool.reserve_slabs
+        if arena.num_free_slabs > reserve:
+            return False
+        primary = BlockClass(NATIVE.name, self.settings.block_size)
+        return any(
+            arena.free_slots(block_class) >= arena.per_slab(block_class)
+            for block_class in self.pool.class_counts
+            if block_class != primary or arena.num_free_slabs < reserve
+        )
+
+    def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
+        """Units to convert in this step, up to a budget in tokens (None: all), at least one if there is room.
+
+        ``in_step``: other tokens are written between now and ``finish``.
+        """
+        if not self.has_work:
+            return []
+        favoured = self._favoured_class()
+        units, blocked = self._plan_units(budget_tokens, favoured)
+        if not units and blocked and favoured is not None:
+            units, blocked = self._plan_units(budget_tokens, None)
+        if not units and (blocked or self._is_cramped()):
+            units = self._compact(budget_tokens, in_step=in_step)
+        if not units:
+            self._stalled_at = self.pool.version
+        return units
+
+    def _plan_units(
+        self, budget_tokens: int | None, favoured: BlockClass | None
+    ) -> tuple[list[RecodeUnit], set[BlockClass]]:
+        """Units in order until the budget is used, and the target classes for which there was no room."""
+        units: list[RecodeUnit] = []
+        blocked: set[BlockClass] = set()
+        left = budget_tokens
+        for slab in sorted(self.pool.stale, key=self._cost_to_empty):
+            for block in list(self.pool.stale.get(slab, {}).values()):
+                if block.in_recode or not block.is_stale:
+                    continue
+                unit = self.unit_of(block)
+                if unit is None:
+                    self.pool.unmark_stale(block)
+                    continue
+                sources, target = unit
+                if target in blocked:
+                    continue
+                num_tokens = sum(source.size for source in sources)
+                if left is not None and num_tokens > left and units:
+                    return units, blocked
+                planned = self._start(sources, target, may_cut=favoured in (None, target))
+                if planned is None:
+                    blocked.add(target)
+                    continue
+                units.append(planned)
+                if left is not None:
+                    left -= num_tokens
+                    if left <= 0:
+                        return units, blocked
+        return units, blocked
+
+    def _favoured_class(self) -> BlockClass | None:
+        """When one slab is left, the class that has most to convert gets it; None when there is enough for all.
+
+        It fills the slab, which empties another one. A class with little to convert would keep it half empty.
+        """
+        if self.pool.arena.num_free_slabs != 1:
+            return None
+        waiting: dict[BlockClass, int] = {}
+        for blocks in self.pool.stale.values():
+            for block in blocks.values():
+                target = self.target_class(block)
+                size = self.pool.arena.block_bytes(block.block_class)
+                waiting[target] = waiting.get(target, 0) + size
+        return max(waiting, key=lambda target: (waiting[target], target), default=None)
+
+    def _cost_to_empty(self, slab: int) -> tuple[int, int, int]:
+        stale = len(self.pool.stale[slab])
+        return (self.pool.arena.slab_used(slab) - stale, stale, slab)
+
+    def _start(
+        self, sources: Sequence[Block], target: BlockClass, *, may_cut: bool, avoid_slab: int = -1
+    ) -> RecodeUnit | None:
+        """Reserve targets and pin the sources; None, with nothing changed, when there is no room.
+
+        ``may_cut``: a fresh slab may be cut for the targets, the last one too.
+        """
+        keep_slabs = 0 if may_cut else self.pool.arena.num_slabs
+        for source in sources:
+            source.in_recode = True
+            self.pool.settle(source)
+        targets: list[Block] = []
+        for first in range(sources[0].first, sources[-1].end, target.block_size):
+            block = self.pool.take(target, first, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
+            if block is None:
+                self._release(targets)
+                self._release(sources)
+                return None
+            block.in_recode = True
+            targets.append(block)
+        growing = {holder for source in sources if not source.is_sealed for holder in source.holders}
+        written_to = tuple((holder, self.sequences[holder].end) for holder in sorted(growing))
+        return RecodeUnit(tuple(sources), tuple(targets), written_to)
+
+    def _release(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            block.in_recode = False
+            self.pool.settle(block)
+
+    def _compact(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
+        """Move blocks out of the least used slab into free slots of their class, if all of them can go."""
+        arena = self.pool.arena
+        least, chosen = 0, -1
+        for slab in range(arena.num_slabs):
+            block_class, used = arena.slab_class(slab), arena.slab_used(slab)
+            if block_class is None or (chosen >= 0 and used * block_class.block_size >= least):
+                continue
+            elsewhere = arena.free_slots(block_class) - (arena.per_slab(block_class) - used)
+            if elsewhere >= used and all(self._is_movable(block, in_step) for block in self.pool.blocks_in(slab)):
+                least, chosen = used * block_class.block_size, slab
+        units: list[RecodeUnit] = []
+        left = budget_tokens
+        for block in list(self.pool.blocks_in(chosen)) if chosen >= 0 else []:
+            if left is not None and block.size > left and units:
+                break
+            unit = self._start([block], block.block_class, may_cut=False, avoid_slab=chosen)
+            if unit is None:
+                break
+            units.append(unit)
+            left = None if left is None else left - block.size
+        return units
+
+    def _is_movable(self, block: Block, in_step: bool) -> bool:
+        """Nothing will be written to it, or is converted from it, before it has moved."""
+        if block.in_recode:
+            return False
+        if block.is_sealed or not in_step:
+            return True
+        tables = (self.sequences[holder].tables[self.group] for holder in block.holders)
+        return all(table.blocks[-1] is not block or table.stops[-1] < block.end for table in tables)
+
+    # -- committing -----------------------------------------------------------------------------------------------
+
+    def finish(self, unit: RecodeUnit, next_version: int) -> bool:
+        """Swap a converted unit under all holders; False if it was given up because they or the settings changed."""
+        if not self._is_wanted(unit):
+            self.cancel(unit)
+            return False
+        for serial in list(unit.sources[0].holders):
+            self._swap_under(self.sequences[serial], unit, next_version)
+        stop = unit.sources[-1].first + unit.sources[-1].filled
+        for target in unit.targets:
+            target.filled = max(0, min(target.size, stop - target.first))
+            self.pool.adopt_age(target, unit.sources)
+        for source in unit.sources:
+            self.prefix.move(source, unit.targets, self.group)
+        self._release(unit.targets)
+        self._release(unit.sources)
+        for target in unit.targets:
+            if target.holders or target.nodes:
+                self.consider(target)
+        return True
+
+    def cancel(self, unit: RecodeUnit) -> None:
+        """Drop a unit's targets; sources stay as they are."""
+        self._release(unit.targets)
+        self._release(unit.sources)
+        for source in unit.sources:
+            if source.holders or source.nodes:
+                self.consider(source)
+
+    def _is_wanted(self, unit: RecodeUnit) -> bool:
+        """Planned conversions are checked again: holders may have come, gone or dropped blocks, settings changed."""
+        if not any(source.holders or source.nodes for source in unit.sources) or not self._is_nested(unit.sources):
+            return False
+        if any(holder in self.sequences and self.sequences[holder].end != end for holder, end in unit.written_to):
+            return False
+        lossiness = unit.targets[0].block_class.lossiness
+        return all(
+            lossiness <= max(source.block_class.lossiness, self.target_class(source).lossiness)
+            for source in unit.sources
+        )
+
+    def _swap_under(self, sequence: CacheSequence, unit: RecodeUnit, version: int) -> None:
+        table = sequence.tables[self.group]
+        start = index = table.index_from(unit.sources[0].first)
+        for source in unit.sources:
+            if index == len(table.blocks) or table.blocks[index] is not source:
+                break
+            del source.holders[sequence.serial]
+            index += 1
+        stop = table.stops[index - 1]
+        targets = [target for target in unit.targets if target.first < stop]
+        table.replace(start, index, targets, [min(target.end, stop) for target in targets], version)
+        for target in targets:
+            target.holders[sequence.serial] = None
+        sequence.lossiest = max(sequence.lossiest, targets[0].block_class.lossiness)

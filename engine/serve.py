@@ -1,0 +1,248 @@
+"""Starts an engine: ``python -m engine.serve --model DIR``. No torch before the options are known to be good."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError
+from engine.paths import default_control_socket
+from engine.sizes import parse_size
+from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.assembly import Assembly
+
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Everything that is fixed while an engine runs. ``None`` leaves the choice to the engine.
+
+    ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
+    root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
+    go on after a signal.
+    """
+
+    model: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    device: str = "auto"
+    dtype: str = "auto"
+    served_model_name: str | None = None
+    kv_pool_bytes: int | None = None
+    control: Path | None = None
+    control_uids: tuple[int, ...] = ()
+    tunables: TunableValues = field(default_factory=dict)
+    max_model_len: int | None = None
+    max_waiting: int = 256
+    recent_tokens: int = 64
+    sinks: int = 16
+    watermark: float = 0.01
+    recode_budget_tokens: int = 512
+    idle_recode_tokens: int = 2048
+    seed: int | None = None
+    max_body_bytes: int = 8 << 20
+    grace_s: float = 1.0
+
+    @property
+    def control_path(self) -> Path:
+        return self.control or default_control_socket()
+
+    def initial_values(self) -> TunableValues:
+        """Every tunable at its value at start. Raises EngineError for an unknown knob or value."""
+        try:
+            return default_values() | {name: parse_change(name, value) for name, value in self.tunables.items()}
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+
+
+def serve(options: EngineOptions) -> None:
+    """Run an engine until SIGINT or SIGTERM; main thread only.
+
+    Raises EngineError, one line for people, when it cannot start: nothing is left behind then.
+    """
+    from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
+
+    options.initial_values()
+    listener = bind_tcp(options.host, options.port)
+    try:
+        control = ControlSocket(options.control_path, mode=0o660 if options.control_uids else 0o600)
+        try:
+            from engine.assembly import assemble  # noqa: PLC0415 - imports torch
+
+            assembly = assemble(options)
+            with _quiet_garbage_collection():
+                asyncio.run(_serve(options, assembly, listener, control.socket))
+        finally:
+            control.close()
+    finally:
+        listener.close()
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A bound, not yet listening TCP socket. Raises EngineError when the address is in use or unknown."""
+    if not 0 <= port <= 65535:
+        raise EngineError(f"cannot listen on {host}:{port}: ports go from 0 to 65535; choose another with --port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"cannot listen on {host}:{port}: {error}") from error
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        # Listening now, not after the model is loaded, so that a second engine is refused at once.
+        bound.listen(2048)
+    except (OSError, OverflowError) as error:
+        bound.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EngineError(f"cannot listen on {host}:{port}: {reason}; choose another with --port") from error
+    return bound
+
+
+async def _serve(options: EngineOptions, assembly: Assembly, listener: socket.socket, control: socket.socket) -> None:
+    from engine.server.app import AppOptions  # noqa: PLC0415 - only a running engine needs a server
+    from engine.server.run import ServerOptions, run_servers  # noqa: PLC0415
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    ready = f"{assembly.served.name} on http://{shown}:{port}, control {options.control_path}, {assembly.summary}"
+    await run_servers(
+        assembly.core,
+        assembly.served,
+        assembly.clock,
+        listener,
+        control,
+        stop,
+        ServerOptions(options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes)),
+        # The one line that a person who starts an engine waits for.
+        on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
+    )
+
+
+@contextmanager
+def _quiet_garbage_collection() -> Iterator[None]:
+    """Keep the model's and libraries' objects out of every later collection: a full one takes tens of milliseconds in
+    the middle of a step.
+    """
+    import gc  # noqa: PLC0415
+
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(
+        prog=program, description="Serve a model over an OpenAI-compatible API, with a KV cache that can be tuned live."
+    )
+    add = result.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer")
+    add("--host", default=EngineOptions.host, help="address to listen on (%(default)s)")
+    add("--port", type=int, default=DEFAULT_PORT, help="TCP port; 0 takes a free one (%(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
+    add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
+    add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
+    add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
+    add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
+    add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
+    add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
+    add("--max-waiting", type=int, default=EngineOptions.max_waiting, help="queue bound; more get 429 (%(default)s)")
+    add("--recent-tokens", type=int, default=EngineOptions.recent_tokens, help="always stored native (%(default)s)")
+    add(
+        "--recode-budget",
+        type=int,
+        default=EngineOptions.recode_budget_tokens,
+        metavar="TOKENS",
+        help="KV recoded per step while requests run (%(default)s)",
+    )
+    add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
+    add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
+    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE",
+        help="a tunable at start: " + ", ".join(TUNABLES),
+    )
+    return result
+
+
+def options_from(arguments: argparse.Namespace) -> EngineOptions:
+    """Raises EngineError for a tunable that is not ``KNOB=VALUE``."""
+    tunables: TunableValues = {}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise EngineError(f"--set {text}: write KNOB=VALUE")
+        tunables[name] = value
+    return EngineOptions(
+        model=arguments.model,
+        host=arguments.host,
+        port=arguments.port,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        served_model_name=arguments.served_model_name,
+        kv_pool_bytes=arguments.kv_pool_bytes,
+        control=arguments.control,
+        control_uids=tuple(arguments.control_uid),
+        tunables=tunables,
+        max_model_len=arguments.max_model_len,
+        max_waiting=arguments.max_waiting,
+        recent_tokens=arguments.recent_tokens,
+        recode_budget_tokens=arguments.recode_budget,
+        seed=arguments.seed,
+        grace_s=arguments.grace,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the command line: 0 after a clean stop, 1 with one line on stderr when the engine cannot start."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(options_from(arguments))
+    except EngineError as error:
+        print(f"engine: {error}", file=sys.stderr)  # noqa: T201 - a command line's error
+        return 1
+    except KeyboardInterrupt:  # before the signal handlers were in place
+        return 130
+    return 0
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        # Threads of a step that hangs must not keep the process alive.
+        code = main()
+        sys.stderr.flush()
+        os._exit(code)

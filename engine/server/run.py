@@ -1,0 +1,87 @@
+"""Runs both servers over one engine core until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from engine.clock import Clock
+from engine.core import EngineCore
+from engine.metrics import EngineMetrics
+from engine.server.app import Api, AppOptions
+from engine.server.bridge import AsyncEngine
+from engine.server.control import allowed_uids, control_app, peer_checked_protocol
+from engine.server.intake import ServedModel
+
+_KEEP_ALIVE_S = 75
+# After the engine has ended every request, their last bytes need this long at most.
+_CLOSE_S = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """``grace_s``: how long running requests may go on once told to stop."""
+
+    control_uids: Collection[int] = ()
+    grace_s: float = 1.0
+    app: AppOptions = field(default_factory=AppOptions)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: one place decides how the whole engine stops."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run_servers(
+    core: EngineCore,
+    served: ServedModel,
+    clock: Clock,
+    listener: socket.socket,
+    control: socket.socket,
+    stop: asyncio.Event,
+    options: ServerOptions | None = None,
+    *,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve on two listening sockets, which are closed in the end, until ``stop`` is set or a server fails."""
+    options = options or ServerOptions()
+    engine = AsyncEngine(core)
+    metrics = EngineMetrics(CollectorRegistry())
+    api = Api(engine, served, metrics, clock, new_id=lambda: uuid.uuid4().hex, options=options.app)
+    common: dict[str, Any] = {
+        "log_config": None,
+        "access_log": False,
+        "lifespan": "off",
+        "ws": "none",
+        "timeout_keep_alive": _KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": _CLOSE_S,
+    }
+    protocol = peer_checked_protocol(allowed_uids(options.control_uids))
+    servers = [
+        (_Server(uvicorn.Config(api.app(), **common)), listener),
+        (_Server(uvicorn.Config(control_app(engine), http=protocol, **common)), control),
+    ]
+    engine.start()
+    tasks = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in servers]
+    stopping = asyncio.create_task(stop.wait())
+    on_ready()
+    await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not await engine.stop(options.grace_s):
+        _log.error("a step has not ended in time; leaving it behind")
+    for server, _ in servers:
+        server.should_exit = True
+    await asyncio.gather(*tasks)

@@ -1,0 +1,12 @@
+"""CPU kernels: Numba on the arena's bytes for decode, recode and writes; gathered torch products for prefill."""
+
+from __future__ import annotations
+
+from kernels.cpu.decode_attention import decode_attention
+from kernels.cpu.gather import gather_kv
+from kernels.cpu.prefill_attention import prefill_attention
+from kernels.cpu.recode import recode
+from kernels.cpu.warm_up import warm_up
+from kernels.cpu.write_kv import write_kv
+
+__all__ = ["decode_attention", "gather_kv", "prefill_attention", "recode", "warm_up", "write_kv"]

@@ -1,0 +1,354 @@
+"""Decode attention straight from the arena, one pass over the tiles of each (sequence, kv head).
+
+Query heads of a group share each tile's loads. Codes are never dequantised: with ``key = zero + scale * code`` the
+product is ``q.zero + (q * scale).code``, its first term once per tile, and with ``value = zero + scale * code`` the
+weighted sum is ``sum(p * zero) + sum((p * scale) * code)``. Softmax is online (Milakov & Gimelshein 2018) over tiles
+in position order, so that the result does not depend on how tiles are grouped into blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import config, prange, set_num_threads
+
+from kernels.cpu.compile import entry, fast, inlined, source_stamp
+from kernels.cpu.lowlevel import exp_nonpositive, load, store
+from kernels.cpu.tiles import (
+    BITS_K,
+    BITS_V,
+    HEAD_BYTES,
+    K_CODES,
+    K_SCALE,
+    K_ZERO,
+    TILE_BYTES,
+    TILE_STRIDE,
+    TILE_TOKENS,
+    V_CODES,
+    V_SCALE,
+    V_ZERO,
+    elements_of,
+    layout_array,
+    unpack,
+)
+from kernels.layout import (
+    ENTRY_FIRST,
+    ENTRY_FORMAT,
+    ENTRY_OFFSET,
+    ENTRY_VALID,
+    OFFSET_UNIT,
+    QUANT_TILE_TOKENS,
+    KVShape,
+)
+from kernels.table import TableView
+
+# Products of query and key elements from which sharing among threads pays: about a third of a millisecond for one.
+_PARALLEL_WORK = 1 << 20
+# Numba has one set of threads per process, and one of its implementations aborts when two threads use it at once.
+# Whoever finds it taken computes alone.
+_THREADS_IN_USE = threading.Lock()
+_ROWS = 4  # rows of a tile handled together: four independent sums hide the latency of multiply-add
+
+
+@fast
+def _scores(query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, scores: Any) -> None:
+    """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``."""
+    for first in range(0, valid, _ROWS):
+        # Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read.
+        k0 = start + first * head_dim
+        k1 = start + min(first + 1, valid - 1) * head_dim
+        k2 = start + min(first + 2, valid - 1) * head_dim
+        k3 = start + min(first + 3, valid - 1) * head_dim
+        for g in range(group):
+            q = g * head_dim
+            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+            for d in range(head_dim):
+                x = load(query, q + d)
+                s0 += x * load(keys, k0 + d)
+                s1 += x * load(keys, k1 + d)
+                s2 += x * load(keys, k2 + d)
+                s3 += x * load(keys, k3 + d)
+            row = g * QUANT_TILE_TOKENS + first
+            scores[row], scores[row + 1], scores[row + 2], scores[row + 3] = s0, s1, s2, s3
+
+
+@fast
+def _add_values(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:
+    """sums[g] += sum over t of weights[g, t] * values[t], for rows from element ``start`` of ``values``."""
+    for first in range(0, valid, _ROWS):
+        v0 = start + first * head_dim
+        v1 = start + min(first + 1, valid - 1) * head_dim
+        v2 = start + min(first + 2, valid - 1) * head_dim
+        v3 = start + min(first + 3, valid - 1) * head_dim
+        for g in range(group):
+            row = g * QUANT_TILE_TOKENS + first
+            w0, w1, w2, w3 = weights[row], weights[row + 1], weights[row + 2], weights[row + 3]
+            target = g * head_dim
+            for d in range(head_dim):
+                added = (w0 * load(values, v0 + d) + w1 * load(values, v1 + d)) + (
+                    w2 * load(values, v2 + d) + w3 * load(values, v3 + d)
+                )
+                store(sums, target + d, load(sums, target + d) + added)
+
+
+@inlined
+def _tile_scores(
+    query: Any, codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, work: Any, scores: Any
+) -> None:
+    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``."""
+    scaled, scratch = work
+    group = query.shape[0] // head_dim
+    if form[BITS_K] == 0:
+        _scores(query, elements, (tile + form[K_CODES]) // elements.itemsize, valid, group, head_dim, scores)
+        return
+    scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
+    unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
+    for g in range(group):
+        for d in range(head_dim):
+            scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
+    _scores(scaled, scratch, 0, valid, group, head_dim, scores)
+    for g in range(group):
+        shift = np.float32(0)
+        for d in range(head_dim):
+            shift += query[g * head_dim + d] * load(elements, zero + d)
+        for t in range(form[TILE_TOKENS]):
+            scores[g * QUANT_TILE_TOKENS + t] += shift
+
+
+@fast
+def _softmax_step(
+    scores: Any, begin: Any, end: Any, tokens: Any, head_dim: Any, best: Any, total: Any, sums: Any
+) -> None:
+    """Turn scores of tokens begin .. end - 1 into weights exp(score - best), all others into 0.
+
+    Where a tile raises a head's ``best``, its ``total`` and ``sums`` so far are scaled down.
+    """
+    half = tokens // 2
+    upper = np.empty(QUANT_TILE_TOKENS // 2, dtype=np.float32)
+    for g in range(best.shape[0]):
+        row = scores[g * QUANT_TILE_TOKENS : g * QUANT_TILE_TOKENS + tokens]
+        for t in range(tokens):
+            row[t] = row[t] if begin <= t < end else -np.inf
+        # Halves first: an elementwise maximum is vectorised, a running one is not (NaN forbids it).
+        for t in range(half):
+            upper[t] = max(row[half + t], row[t])
+        peak = best[g]
+        for t in range(half):
+            peak = max(upper[t], peak)
+        if peak > best[g]:
+            shrink = exp_nonpositive(best[g] - peak)
+            best[g] = peak
+            total[g] *= shrink
+            for d in range(head_dim):
+                sums[g * head_dim + d] *= shrink
+        for t in range(tokens):
+            weight = exp_nonpositive(row[t] - peak)
+            row[t] = weight if begin <= t < end else np.float32(0)
+        added = np.float32(0)
+        for t in range(tokens):
+            added += row[t]
+        total[g] += added
+
+
+@inlined
+def _tile_values(
+    codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, scratch: Any, weights: Any, sums: Any
+) -> None:
+    """sums[g] += sum over t of weights[g, t] * value[t]; overwrites the weights of a quantised tile."""
+    group = sums.shape[0] // head_dim
+    if form[BITS_V] == 0:
+        _add_values(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
+        return
+    scale, zero = (tile + form[V_SCALE]) // elements.itemsize, (tile + form[V_ZERO]) // elements.itemsize
+    unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
+    for g in range(group):
+        shift = np.float32(0)
+        for t in range(valid):
+            weight = weights[g * QUANT_TILE_TOKENS + t]
+            shift += weight * load(elements, zero + t)
+            weights[g * QUANT_TILE_TOKENS + t] = weight * load(elements, scale + t)
+        for d in range(head_dim):
+            sums[g * head_dim + d] += shift
+    _add_values(weights, scratch, 0, valid, group, head_dim, sums)
+
+
+@inlined
+def _attend(
+    query: Any,
+    codes: Any,
+    elements: Any,
+    layout: Any,
+    layer: Any,
+    head: Any,
+    entries: Any,
+    low: Any,
+    high: Any,
+    out: Any,
+) -> None:
+    """Attention of one group of query heads over positions low .. high - 1 of one sequence.
+
+    query: float32 [group, head_dim], scaled; entries: int32 [n, 4]; out: float32 [group, head_dim], overwritten.
+    """
+    group, head_dim = query.shape
+    flat = query.reshape(-1)
+    sums = np.zeros(group * head_dim, dtype=np.float32)
+    scratch = np.empty(QUANT_TILE_TOKENS * head_dim, dtype=np.float32)
+    work = (np.empty(group * head_dim, dtype=np.float32), scratch)
+    scores = np.zeros(group * QUANT_TILE_TOKENS, dtype=np.float32)
+    best = np.full(group, -np.inf, dtype=np.float32)
+    total = np.zeros(group, dtype=np.float32)
+    for index in range(entries.shape[0]):
+        form = layout[entries[index, ENTRY_FORMAT]]
+        tokens = form[TILE_TOKENS]
+        block = (
+            np.int64(entries[index, ENTRY_OFFSET]) * OFFSET_UNIT + layer * form[TILE_BYTES] + head * form[HEAD_BYTES]
+        )
+        block_first, block_valid = np.int64(entries[index, ENTRY_FIRST]), np.int64(entries[index, ENTRY_VALID])
+        if block_first + block_valid <= low:
+            continue
+        for done in range(0, block_valid, tokens):
+            first = block_first + done
+            valid = min(tokens, block_valid - done)
+            begin, end = max(low - first, 0), min(high - first, valid)
+            if begin >= end:
+                continue
+            tile = block + done // tokens * form[TILE_STRIDE]
+            _tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, scores)
+            _softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
+            _tile_values(codes, elements, form, tile, valid, head_dim, scratch, scores, sums)
+    for g in range(group):
+        inverse = np.float32(1) / total[g] if total[g] != 0 else np.float32(0)
+        for d in range(head_dim):
+            out[g, d] = sums[g * head_dim + d] * inverse
+
+
+@fast
+def _attend_share(
+    worker: Any, workers: Any, query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any
+) -> None:
+    """The (query row, kv head) pairs that fall to one of ``workers``, by their number of tokens.
+
+    The pairs are laid end to end along a line whose unit is a position; a pair belongs to the worker in whose equal
+    part of the line it starts. The result of a pair does not depend on who computes it.
+    """
+    codes, elements = arena
+    layout, layer, kv_heads = where
+    entries, num_entries = table
+    sequences, positions = rows
+    group = query.shape[1] // kv_heads
+    length = np.int64(0)
+    for row in range(query.shape[0]):
+        high = np.int64(positions[row]) + 1
+        length += (min(high, window) if window > 0 else high) * kv_heads
+    start = np.int64(0)
+    for row in range(query.shape[0]):
+        sequence, high = sequences[row], np.int64(positions[row]) + 1
+        low = max(high - window, 0) if window > 0 else np.int64(0)
+        for head in range(kv_heads):
+            mine = start * workers // length == worker
+            start += high - low
+            if mine:
+                first, last = head * group, (head + 1) * group
+                _attend(
+                    query[row, first:last],
+                    codes,
+                    elements,
+                    layout,
+                    layer,
+                    head,
+                    entries[sequence, : num_entries[sequence]],
+                    low,
+                    high,
+                    out[row, first:last],
+                )
+
+
+def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
+    @entry()
+    def attend_rows(query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any) -> None:
+        _ = stamp
+        _attend_share(0, 1, query, arena, where, table, rows, window, out)
+
+    @entry(parallel=True)
+    def attend_rows_parallel(
+        workers: Any, query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any
+    ) -> None:
+        _ = stamp
+        for worker in prange(workers):
+            _attend_share(worker, workers, query, arena, where, table, rows, window, out)
+
+    return attend_rows, attend_rows_parallel
+
+
+# Both: attention of query rows (float32 [rows, heads, head_dim], scaled) into ``out`` (the same shape).
+#   arena (bytes uint8, the same bytes as native elements) - where (layout_array, layer, kv heads)
+#   table (entries int32 [sequences, max_entries, 4], num_entries int32) - rows (sequence, position: int32 [rows])
+_attend_rows, _attend_rows_parallel = _build(source_stamp())
+
+
+def decode_attention(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    *,
+    scale: float,
+    window: int = 0,
+    out: torch.Tensor,
+) -> None:
+    """See :func:`kernels.ops.decode_attention`."""
+    sequences = torch.arange(query.shape[0], dtype=torch.int32)
+    attend(query, arena, shape, layer, table, (sequences, table.query_first), scale, window, out)
+
+
+def attend(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    window: int,
+    out: torch.Tensor,
+    *,
+    threads: int | None = None,
+) -> None:
+    """Attention of query rows [rows, heads, head_dim], each of a (sequence, position): int32 [rows] both.
+
+    ``threads``: how many share the work; None: torch's number, or one where sharing does not pay.
+    """
+    scaled = query.to(torch.float32) * scale
+    result = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty_like(scaled)
+    sequences, positions = rows[0].contiguous(), rows[1].contiguous()
+    arguments = (
+        scaled.contiguous().numpy(),
+        (arena.numpy(), elements_of(arena, query.dtype)),
+        (layout_array(shape), layer, shape.num_kv_heads),
+        (table.entries.contiguous().numpy(), table.num_entries.contiguous().numpy()),
+        (sequences.numpy(), positions.numpy()),
+        window,
+        result.numpy(),
+    )
+    if threads is None:
+        work = (int(positions.sum()) + len(positions)) * query.shape[1] * query.shape[2]
+        # The first call takes the parallel form whatever its size, so that warming an engine up compiles both: compiled
+        # later, it would stall every running request for as long.
+        is_first = not getattr(_attend_rows_parallel, "signatures", True)
+        threads = torch.get_num_threads() if is_first or work >= _PARALLEL_WORK else 1
+    threads = min(threads, config.NUMBA_NUM_THREADS)
+    if threads > 1 and _THREADS_IN_USE.acquire(blocking=False):
+        try:
+            set_num_threads(threads)
+            _attend_rows_parallel(threads, *arguments)
+        finally:
+            _THREADS_IN_USE.release()
+    else:
+        _attend_rows(*arguments)
+    if result is not out:
+        out.copy_(result)

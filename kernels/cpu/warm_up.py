@@ -1,0 +1,31 @@
+"""Compile the CPU kernels of one native dtype ahead of their first use."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.decode_attention import attend
+from kernels.cpu.gather import gather_kv
+from kernels.cpu.recode import recode
+from kernels.cpu.write_kv import write_kv
+from kernels.layout import ENTRY_WIDTH, JOB_WIDTH, KVShape
+from kernels.table import TableView
+
+
+def warm_up(native_dtype: torch.dtype) -> None:
+    """Run every kernel once on nothing, which compiles it or loads it from the cache on disk.
+
+    Raises ValueError when ``native_dtype`` is not float32, bfloat16 or float16.
+    """
+    if native_dtype not in {torch.float32, torch.bfloat16, torch.float16}:
+        raise ValueError(f"native dtype must be float32, bfloat16 or float16, got {native_dtype}")
+    shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=native_dtype.itemsize)
+    arena = torch.zeros(1 << 12, dtype=torch.uint8)
+    tokens = torch.zeros((1, 1, shape.head_dim), dtype=native_dtype)
+    one = torch.zeros(1, dtype=torch.int32)
+    table = TableView(torch.zeros((1, 1, ENTRY_WIDTH), dtype=torch.int32), one, one)
+    write_kv(arena, shape, 0, tokens, tokens, torch.zeros((1, 2), dtype=torch.int32))
+    for threads in {1, torch.get_num_threads()}:
+        attend(tokens, arena, shape, 0, table, (one, one), 1.0, 0, torch.empty_like(tokens), threads=threads)
+    recode(arena, shape, torch.zeros((0, JOB_WIDTH), dtype=torch.int32), native_dtype=native_dtype)
+    gather_kv(arena, shape, 0, table.entries[0], 0, native_dtype=native_dtype)

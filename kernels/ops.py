@@ -1,0 +1,263 @@
+"""The operations on the paged KV arena: validate, then hand to a backend. Start here.
+
+``arena`` is everywhere a contiguous uint8 [bytes] tensor that holds one layer group as ``kernels.layout`` lays it out
+(a native view must be possible: its storage offset is a multiple of 4); ``shape`` is the group's KV shape and
+``layer`` an index inside the group. The native dtype (float32, bfloat16 or float16) is that of the tensors given.
+
+Every operation takes ``backend``: None for the fastest one that serves the arena's device, a name of
+:data:`kernels.backend.BACKENDS`, or what :func:`kernels.backend.select_backend` returned. All tensors must be on one
+device. Nothing here keeps state. Errors are ValueErrors; contents of tables, slots and jobs are not checked on a GPU
+(that would wait for it), so an executor must only pass what the cache manager made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from kernels.backend import KernelBackend, select_backend
+from kernels.layout import (
+    ENTRY_WIDTH,
+    FORMATS,
+    JOB_DST_FORMAT,
+    JOB_SRC2_OFFSET,
+    JOB_SRC_FORMAT,
+    JOB_WIDTH,
+    NATIVE,
+    KVShape,
+)
+from kernels.reference.tiles import native_dtype_of
+from kernels.table import TableView
+
+Backend = KernelBackend | str | None
+
+
+def write_kv(
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    backend: Backend = None,
+) -> None:
+    """Store new tokens in native tiles.
+
+    Args:
+        arena: see the module.
+        shape: see the module.
+        layer: see the module.
+        key: [tokens, kv_heads, head_dim], native dtype; any strides.
+        value: like ``key``.
+        slots: int32 [tokens, 2]: block offset in units of 256 bytes, index of the token inside its native block. No
+            two tokens may share a slot.
+        backend: see the module.
+    """
+    _check_arena(arena, shape, layer)
+    expected = (key.shape[0], shape.num_kv_heads, shape.head_dim)
+    if key.shape != expected or value.shape != expected:
+        raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} must be {expected}")
+    if value.dtype != key.dtype:
+        raise ValueError(f"key is {key.dtype}, value {value.dtype}")
+    native_dtype_of(shape, key.dtype)
+    _check_index("slots", slots, (key.shape[0], 2), arena.device)
+    _chosen(backend, arena).write_kv(arena, shape, layer, key, value, slots)
+
+
+def decode_attention(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    *,
+    scale: float,
+    window: int = 0,
+    out: torch.Tensor,
+    backend: Backend = None,
+) -> None:
+    """Attention of one new token per sequence over its stored KV, its own (already written) included.
+
+    The result does not depend, not even in the last bit, on the sizes of the blocks that hold the same tiles.
+
+    Args:
+        query: [sequences, heads, head_dim], native dtype; heads is a multiple of the KV heads.
+        arena: see the module.
+        shape: see the module.
+        layer: see the module.
+        table: block tables; ``query_first`` holds each query's absolute position.
+        scale: factor of the products, usually head_dim ** -0.5.
+        window: if positive, only positions > query position - window are attended to (the current token counts).
+        out: like ``query``, overwritten; a sequence without entries gets zeros.
+        backend: see the module.
+    """
+    _check_attention(query, arena, shape, layer, table, window, out)
+    if query.shape[0] != table.entries.shape[0]:
+        raise ValueError(f"{query.shape[0]} queries for {table.entries.shape[0]} sequences")
+    _chosen(backend, arena).decode_attention(query, arena, shape, layer, table, scale=scale, window=window, out=out)
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    query_starts: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    out: torch.Tensor,
+    backend: Backend = None,
+) -> None:
+    """Causal attention of each sequence's new tokens over its stored KV, these tokens' (already written) included.
+
+    Args:
+        query: [tokens, heads, head_dim], native dtype, the sequences one after the other.
+        arena: see the module.
+        shape: see the module.
+        layer: see the module.
+        table: block tables; query i of sequence s is at position ``query_first[s] + i``.
+        query_starts: int32 [sequences + 1], first query of each sequence, and the number of all.
+        scale: factor of the products, usually head_dim ** -0.5.
+        window: see :func:`decode_attention`.
+        out: like ``query``, overwritten.
+        backend: see the module.
+    """
+    _check_attention(query, arena, shape, layer, table, window, out)
+    _check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
+    _chosen(backend, arena).prefill_attention(
+        query, arena, shape, layer, table, query_starts, scale=scale, window=window, out=out
+    )
+
+
+def recode(
+    arena: torch.Tensor,
+    shape: KVShape,
+    jobs: torch.Tensor,
+    *,
+    native_dtype: torch.dtype | None = None,
+    backend: Backend = None,
+) -> None:
+    """Fill destination tiles (all layers) from other tiles, out of place: the blocks' conversion and copying.
+
+    To the same format, bytes are copied. Two native tiles (16 + 16 tokens) make one quantised tile. A quantised tile
+    becomes a lossier one: keys or values with the same number of bits are copied, others dequantised and quantised
+    again. No job may read what another one writes.
+
+    Args:
+        arena: see the module.
+        shape: see the module.
+        jobs: int32 [jobs, 8], columns ``kernels.layout.JOB_*``.
+        native_dtype: may be left out for float32 arenas only (2-byte elements do not tell).
+        backend: see the module.
+
+    Raises:
+        ValueError: also for a job to a less lossy format, and for a native source without its second tile.
+    """
+    _check_arena(arena, shape, 0)
+    native_dtype_of(shape, native_dtype)
+    _check_index("jobs", jobs, (jobs.shape[0], JOB_WIDTH), arena.device)
+    if jobs.device.type == "cpu":
+        _check_jobs(jobs)
+    _chosen(backend, arena).recode(arena, shape, jobs, native_dtype=native_dtype)
+
+
+def gather_kv(
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    entries: torch.Tensor,
+    num_entries: int,
+    *,
+    native_dtype: torch.dtype | None = None,
+    backend: Backend = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of one sequence in position order, each float32 [tokens, kv_heads, head_dim], dequantised.
+
+    Native values come back exactly. ``entries``: int32 [>= num_entries, 4]; ``native_dtype``: see :func:`recode`.
+    """
+    _check_arena(arena, shape, layer)
+    native_dtype_of(shape, native_dtype)
+    _check_index("entries", entries, (entries.shape[0], ENTRY_WIDTH), arena.device)
+    if not 0 <= num_entries <= entries.shape[0]:
+        raise ValueError(f"{num_entries} entries asked for, {entries.shape[0]} given")
+    return _chosen(backend, arena).gather_kv(arena, shape, layer, entries, num_entries, native_dtype=native_dtype)
+
+
+def warm_up(device: torch.device, native_dtype: torch.dtype, *, backend: str | None = None) -> None:
+    """Compile what a backend compiles at first use, so that no request waits for it. Call it before serving.
+
+    Numba kernels take some 20 s of processor time when their cache on disk is empty, else a fraction of a second.
+    Other backends do nothing here. Raises ValueError for an unknown backend or native dtype.
+    """
+    select_backend(device, backend)
+    if device.type == "cpu" and backend != "reference" and importlib.util.find_spec("numba"):
+        from kernels import cpu  # noqa: PLC0415 - numba is optional
+
+        cpu.warm_up(native_dtype)
+
+
+def _chosen(backend: Backend, arena: torch.Tensor) -> KernelBackend:
+    if backend is None or isinstance(backend, str):
+        return select_backend(arena.device, backend)
+    return backend
+
+
+def _check_arena(arena: torch.Tensor, shape: KVShape, layer: int) -> None:
+    if arena.dtype != torch.uint8 or arena.dim() != 1 or not arena.is_contiguous():
+        raise ValueError(f"the arena must be contiguous uint8 [bytes], got {arena.dtype} {tuple(arena.shape)}")
+    if not 0 <= layer < shape.num_layers:
+        raise ValueError(f"layer {layer} of a group of {shape.num_layers}")
+
+
+def _check_attention(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    window: int,
+    out: torch.Tensor,
+) -> None:
+    _check_arena(arena, shape, layer)
+    if query.dim() != 3 or query.shape[2] != shape.head_dim or query.shape[1] % shape.num_kv_heads:
+        raise ValueError(
+            f"query must be [tokens, a multiple of {shape.num_kv_heads} heads, {shape.head_dim}],"
+            f" got {tuple(query.shape)}"
+        )
+    native_dtype_of(shape, query.dtype)
+    if out.shape != query.shape or out.dtype != query.dtype:
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, query {query.dtype} {tuple(query.shape)}")
+    if query.device != arena.device or out.device != arena.device:
+        raise ValueError(f"query on {query.device} and out on {out.device}, the arena on {arena.device}")
+    if window < 0:
+        raise ValueError(f"window must be 0 (none) or positive, got {window}")
+    sequences = table.entries.shape[0]
+    if table.entries.dim() != 3:
+        raise ValueError(f"table entries must be [sequences, max_entries, {ENTRY_WIDTH}], got {table.entries.dim()}-d")
+    _check_index("entries", table.entries, (sequences, table.entries.shape[1], ENTRY_WIDTH), arena.device)
+    _check_index("num_entries", table.num_entries, (sequences,), arena.device)
+    _check_index("query_first", table.query_first, (sequences,), arena.device)
+
+
+def _check_index(name: str, tensor: torch.Tensor, expected: tuple[int, ...], device: torch.device) -> None:
+    if tensor.dtype != torch.int32 or tensor.shape != expected:
+        raise ValueError(f"{name} must be int32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, the arena on {device}")
+
+
+def _check_jobs(jobs: torch.Tensor) -> None:
+    target, source = jobs[:, JOB_DST_FORMAT], jobs[:, JOB_SRC_FORMAT]
+    known = (target >= 0) & (target < len(FORMATS)) & (source >= 0) & (source < len(FORMATS))
+    if not known.all():
+        raise ValueError("a recode job names an unknown format code")
+    # The codes are in order of lossiness (asserted by a test), so that no table is needed here.
+    if (target < source).any():
+        raise ValueError("a recode job goes to a less lossy format: lost precision does not come back")
+    merges = (source == NATIVE.code) & (target != NATIVE.code)
+    if (merges & (jobs[:, JOB_SRC2_OFFSET] < 0)).any():
+        raise ValueError("a recode job from native to a quantised format needs two native tiles")

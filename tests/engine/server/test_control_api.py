@@ -1,0 +1,275 @@
+"""The contract of the control API, as its clients see it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.control_client import ControlClient, EngineUnreachable
+from engine.errors import EngineError
+from engine.paths import default_control_socket
+from engine.server.control import ControlSocket, allowed_uids, peer_checked_protocol
+from engine.tunables import TUNABLES, default_values
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def server(serve: Serve) -> Any:
+    return serve()
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[ControlClient]:
+    with ControlClient(server.control_path) as client:
+        yield client
+
+
+def test_tunables_at_start(client: ControlClient) -> None:
+    view = client.tunables()
+    assert view["instance"] == "instance-1"
+    assert view["desired"] == view["effective"] == default_values()
+    assert set(view["writers"]) == set(TUNABLES)
+    assert view["writers"]["kv_format"]["writer"] == "startup"
+    assert view["progress"]["resident"] == []
+    assert view["progress"]["converged_fraction"] == 1
+    assert view["progress"]["held_below_format_bytes"] == 0
+
+
+def test_a_change_is_applied_recorded_and_idempotent(client: ControlClient, server: Any) -> None:
+    start = client.tunables()["revision"]
+    answer = client.patch({"kv_format": "int8", "max_num_seqs": 8}, writer="daemon", reason="load", if_revision=start)
+    assert {name: result["status"] for name, result in answer["results"].items()} == {
+        "kv_format": "applied",
+        "max_num_seqs": "applied",
+    }
+    assert answer["revision"] == start + 1
+    view = client.tunables()
+    assert view["desired"]["kv_format"] == view["effective"]["kv_format"] == "int8"
+    writer = view["writers"]["kv_format"]
+    assert (writer["writer"], writer["reason"], writer["revision"]) == ("daemon", "load", start + 1)
+    assert writer["stamp_ns"] > 0
+    assert view["writers"]["block_size"]["writer"] == "startup"
+    again = client.patch({"kv_format": "int8", "max_num_seqs": 8}, writer="daemon", reason="load")
+    assert again == answer
+    assert server.engine.stats.counters.tunable_changes == 2
+
+
+def test_an_operator_takes_a_knob_over_by_asking_for_the_same_value(client: ControlClient) -> None:
+    client.patch({"kv_format": "int8"}, writer="daemon")
+    revision = client.tunables()["revision"]
+    assert client.patch({"kv_format": "int8"}, writer="operator")["revision"] == revision + 1
+    assert client.tunables()["writers"]["kv_format"]["writer"] == "operator"
+
+
+def test_a_stale_revision_conflicts_and_changes_nothing(client: ControlClient) -> None:
+    client.patch({"kv_format": "int8"}, writer="operator")
+    before = client.tunables()
+    answer = client.patch({"kv_format": "int4", "block_size": 64}, writer="daemon", if_revision=before["revision"] - 1)
+    assert {result["status"] for result in answer["results"].values()} == {"conflict"}
+    assert set(answer["results"]) == {"kv_format", "block_size"}
+    assert answer["revision"] == before["revision"]
+    assert client.tunables() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad", "hint"),
+    [
+        ({"kv_format": "int8", "block_size": 48}, "block_size", "16, 32, 64, 128, 256"),
+        ({"kv_format": "int3"}, "kv_format", "native, int8, k8v4, int4"),
+        ({"page_size": 16, "kv_format": "int8"}, "page_size", "block_size"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "1, 2, 4"),
+        ({"max_num_seqs": True}, "max_num_seqs", "1, 2, 4"),
+        ({"max_num_seqs": None}, "max_num_seqs", "1, 2, 4"),
+        ({"max_num_seqs": [8]}, "max_num_seqs", "1, 2, 4"),
+    ],
+)
+def test_one_bad_change_rejects_all(client: ControlClient, changes: dict[str, Any], bad: str, hint: str) -> None:
+    before = client.tunables()
+    answer = client.patch(changes, writer="daemon")
+    assert {result["status"] for result in answer["results"].values()} == {"rejected"}
+    assert hint in answer["results"][bad]["why"]
+    assert client.tunables() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "status"),
+    [
+        ("PATCH", '{"changes": {}, "writer": "x"}', 400),
+        ("PATCH", '{"changes": {"kv_format": "int8"}, "writer": ""}', 400),
+        ("PATCH", '{"changes": {"kv_format": "int8"}}', 400),
+        ("PATCH", '{"changes": {"kv_format": "int8"}, "writer": "x", "if_revison": 3}', 400),
+        ("PATCH", '{"changes": {"kv_format": "int8"}, "writer": "x", "if_revision": "3"}', 400),
+        ("PATCH", "{", 400),
+        ("PATCH", "x" * 100_000, 413),
+        ("PATCH", '{"changes": {"kv_format": "int9"}, "writer": "x"}', 422),
+        ("PATCH", '{"changes": {"kv_format": "int8"}, "writer": "x", "if_revision": 99}', 409),
+        ("DELETE", "", 405),
+    ],
+)
+def test_status_codes(server: Any, method: str, body: str, status: int) -> None:
+    transport = httpx.HTTPTransport(uds=str(server.control_path))
+    with httpx.Client(transport=transport, base_url="http://engine") as http:
+        answer = http.request(method, "/v1/tunables", content=body)
+        assert answer.status_code == status
+        assert http.get("/v1/tunables").json()["revision"] == 0
+
+
+def test_a_shrink_drains(server: Any, client: ControlClient) -> None:
+    """Lowering max_num_seqs stops nothing that runs."""
+    server.engine.runner.before = lambda _plan: threading.Event().wait(0.002)
+    statuses: list[int] = []
+
+    def send() -> None:
+        body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body, trust_env=False, timeout=20)
+        statuses.append(answer.json()["usage"]["completion_tokens"])
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while client.stats().gauges.running < 4:
+        pass
+    answer = client.patch({"max_num_seqs": 1}, writer="operator")
+    assert answer["results"]["max_num_seqs"]["status"] == "converging"
+    assert "4 requests" in answer["results"]["max_num_seqs"]["why"]
+    assert client.stats().gauges.running >= 2
+    for thread in threads:
+        thread.join(20)
+    assert statuses == [60] * 4
+    assert client.patch({"max_num_seqs": 1}, writer="operator")["results"]["max_num_seqs"]["status"] == "applied"
+
+
+def test_formats_converge_and_up_is_honest(server: Any, client: ControlClient) -> None:
+    body = {"prompt": [97] * 500, "max_tokens": 1}
+    assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
+    status = client.patch({"kv_format": "int8", "block_size": 64}, writer="operator")["results"]["kv_format"]["status"]
+    assert status in {"converging", "applied"}
+    while client.tunables()["progress"]["converged_fraction"] < 1:
+        pass
+    rows = client.tunables()["progress"]["resident"]
+    assert {"int8"} <= {row["kv_format"] for row in rows}
+    assert all(row["bytes"] > 0 for row in rows)
+    up = client.patch({"kv_format": "native"}, writer="operator")["results"]["kv_format"]
+    assert up["status"] == "applied"
+    assert client.tunables()["progress"]["held_below_format_bytes"] > 0
+    assert client.stats().gauges.held_below_format_bytes > 0
+
+
+def test_stats(server: Any, client: ControlClient) -> None:
+    httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 3}, trust_env=False)
+    stats = client.stats()
+    assert (stats.model, stats.instance) == ("bytes", "instance-1")
+    assert stats.counters.requests_completed == 1
+    assert stats.ttft.count == 1
+    assert stats.itl.count == 2
+    assert stats.effective == default_values()
+
+
+# The socket
+
+
+def test_nobody_there() -> None:
+    with ControlClient("/nonexistent/engine.sock") as client, pytest.raises(EngineUnreachable, match="autotune engine"):
+        client.stats()
+    with ControlClient("/tmp/" + "x" * 120) as client, pytest.raises(EngineUnreachable, match="bytes"):
+        client.stats()
+
+
+def test_a_server_that_is_no_engine(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def answer() -> None:
+            peer, _ = other.accept()
+            peer.recv(4096)
+            peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            peer.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with ControlClient(path) as client, pytest.raises(EngineUnreachable):
+            client.tunables()
+        thread.join(5)
+
+
+def test_the_socket_is_private(server: Any) -> None:
+    assert stat.S_IMODE(server.control_path.stat().st_mode) == 0o600
+
+
+def test_a_live_socket_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "engine.sock"
+    first = ControlSocket(path, mode=0o660)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with pytest.raises(EngineError, match="another engine listens"):
+        ControlSocket(path)
+    assert path.exists()
+    first.close()
+    assert not path.exists()
+    # What kill -9 leaves behind.
+    code = f"import os,socket; s=socket.socket(socket.AF_UNIX); s.bind({str(path)!r}); s.listen(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert path.exists()
+    second = ControlSocket(path)
+    second.close()
+
+
+def test_something_else_that_listens_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(EngineError, match="another engine listens"):
+            ControlSocket(path)
+    path.unlink()
+    path.write_text("precious")
+    with pytest.raises(EngineError, match="not a socket"):
+        ControlSocket(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_path_that_is_too_long_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="more than the 107") as caught:
+        ControlSocket(tmp_path / ("x" * 120))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_open_to_everyone_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(EngineError, match="writable for everyone"):
+        ControlSocket(folder / "engine.sock")
+
+
+def test_other_users_are_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer's uid decides; here ours is made to look wrong, since a test has only one."""
+    monkeypatch.setattr("engine.server.run.allowed_uids", lambda _extra: frozenset({os.geteuid() + 1}))
+    server = serve()
+    with ControlClient(server.control_path) as client, pytest.raises(EngineUnreachable, match="allowed"):
+        client.tunables()
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+def test_who_is_allowed() -> None:
+    assert allowed_uids((7,)) == {os.geteuid(), 0, 7}
+    assert issubclass(peer_checked_protocol({0}), object)
+
+
+def test_default_path() -> None:
+    assert default_control_socket({"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == Path("/run/user/7/kv-autotune/engine.sock")
+    assert default_control_socket({}, 0) == Path("/run/kv-autotune/engine.sock")
+    assert default_control_socket({"XDG_RUNTIME_DIR": "relative"}, 7) == Path("/tmp/kv-autotune-7/engine.sock")

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.core_stats import Distributions
+from engine.metrics import EngineMetrics, documentation
+from engine.stats import Counters, EngineStats, ResidentBytes
+from engine.tunables import default_values
+
+
+def reading(**counters: float) -> EngineStats:
+    stats = EngineStats("i", "bytes", 1, 1024, 64, 0, default_values())
+    stats.counters = Counters(**counters)  # type: ignore[arg-type]
+    return stats
+
+
+def values(page: bytes) -> dict[str, float]:
+    samples = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
+
+
+def test_known_names_and_units() -> None:
+    metrics = EngineMetrics(CollectorRegistry())
+    stats = reading(step_time_ns=2_500_000_000, prefix_cache_queries=10, prefix_cache_hits=4)
+    stats.gauges.kv_usage = 0.25
+    stats.gauges.resident = [ResidentBytes("int8", 64, 4096, 64)]
+    metrics.update(stats, Distributions())
+    page = values(metrics.page())
+    assert page["autotune_engine_step_seconds_total"] == 2.5
+    assert page["autotune_engine_prefix_cache_hits_total"] == 4
+    assert page["autotune_engine_kv_cache_usage"] == 0.25
+    assert page["autotune_engine_kv_resident_bytes{block_size=64,kv_format=int8}"] == 4096
+    assert page["autotune_engine_tunable_info{knob=kv_format,value=native}"] == 1
+    assert page["autotune_engine_tunable_info{knob=kv_format,value=int8}"] == 0
+    for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
+        assert f"autotune_engine_{name}" in page
+
+
+def test_unknown_is_absent_not_zero() -> None:
+    metrics = EngineMetrics(CollectorRegistry())
+    metrics.update(reading(), Distributions())
+    assert "autotune_engine_device_memory_bytes" not in values(metrics.page())
+
+
+@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, 3])
+def test_impossible_figures_are_dropped_and_counted(bad: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Case I.33: serving goes on, the counter never falls, one log line and one violation."""
+    metrics = EngineMetrics(CollectorRegistry())
+    metrics.update(reading(prefix_cache_queries=99, prefix_cache_hits=7), Distributions())
+    with caplog.at_level(logging.WARNING):
+        metrics.update(reading(prefix_cache_queries=99, prefix_cache_hits=bad), Distributions())
+    assert len(caplog.records) == 1
+    page = values(metrics.page())
+    assert page["autotune_engine_prefix_cache_hits_total"] == 7
+    assert page["autotune_engine_metrics_invariant_violations_total"] == 1
+    metrics.update(reading(prefix_cache_queries=99, prefix_cache_hits=9), Distributions())
+    assert values(metrics.page())["autotune_engine_prefix_cache_hits_total"] == 9
+
+
+def test_more_hits_than_queries_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    """Case I.33: hits beyond the prompt are dropped, whatever the queries say."""
+    metrics = EngineMetrics(CollectorRegistry())
+    metrics.update(reading(prefix_cache_queries=10, prefix_cache_hits=4), Distributions())
+    with caplog.at_level(logging.WARNING):
+        metrics.update(reading(prefix_cache_queries=20, prefix_cache_hits=25), Distributions())
+    assert len(caplog.records) == 1
+    page = values(metrics.page())
+    assert page["autotune_engine_prefix_cache_queries_total"] == 20
+    assert page["autotune_engine_prefix_cache_hits_total"] == 4
+    assert page["autotune_engine_metrics_invariant_violations_total"] == 1
+
+
+def test_series_stay_bounded_and_scrapes_quick() -> None:
+    """Case I.35: whatever clients make up, no series follow."""
+    metrics = EngineMetrics(CollectorRegistry())
+    metrics.update(reading(), Distributions())
+    before = len(values(metrics.page()))
+    for i in range(10_000):
+        metrics.http_request(f"/v1/random/{i}", 400 + i % 5)
+    metrics.http_request("/v1/completions", 200)
+    begin = time.perf_counter()
+    page = metrics.page()
+    elapsed_s = time.perf_counter() - begin
+    assert len(values(page)) == before + 2
+    assert values(page)["autotune_engine_http_requests_total{route=other,status=4xx}"] == 10_000
+    print(f"scrape {elapsed_s * 1e3:.1f} ms, {len(page)} bytes")
+    assert elapsed_s < 1.0  # 0.1 s on a machine that does nothing else
+
+
+def test_the_documentation_names_exactly_what_is_served() -> None:
+    metrics = EngineMetrics(CollectorRegistry())
+    stats = reading()
+    stats.gauges.memory_rss_bytes = stats.gauges.device_memory_bytes = 1
+    stats.gauges.memory_bandwidth_bytes_per_s = 1.0
+    metrics.update(stats, Distributions())
+    served = {}
+    for family in text_string_to_metric_families(metrics.page().decode()):
+        served[family.name + ("_total" if family.type == "counter" else "")] = family.type
+    assert served == {name: kind for name, kind, _ in documentation()}
+
+
+def test_two_engines_in_one_process_do_not_share_anything() -> None:
+    first, second = EngineMetrics(CollectorRegistry()), EngineMetrics(CollectorRegistry())
+    first.update(reading(steps=3), Distributions())
+    second.update(reading(steps=5), Distributions())
+    assert values(first.page())["autotune_engine_steps_total"] == 3
+    assert values(second.page())["autotune_engine_steps_total"] == 5

@@ -1,0 +1,190 @@
+"""Live switches under a running batch: what must not change does not change by a bit, what may stays small."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.loader import LoadedModel, load_model
+from engine.memory_model import slab_bytes
+from engine.models.random_model import write_random_model
+from engine.offline import OfflineEngine, generate
+from engine.plan import StepPlan
+from engine.request import CachePolicy, Request, SamplingParams
+from kernels import ops
+from kernels.layout import BLOCK_SIZES, FORMATS
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "use_sliding_window": True,
+    "sliding_window": 50,
+    "max_window_layers": 2,
+}
+NEW_TOKENS = 40
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder: Path = tmp_path_factory.mktemp("switches") / "model"
+    return load_model(write_random_model(folder, CONFIG, seed=5, deviation=0.15), dtype=request.param)
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(2)
+    return [[rng.randrange(128) for _ in range(length)] for length in (340, 37, 5, 96)]
+
+
+def engine_of(loaded: LoadedModel, **values: Any) -> OfflineEngine:
+    pool_bytes = 40 * sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+    return OfflineEngine(
+        loaded, pool_bytes=pool_bytes, values={"max_num_batched_tokens": 64, **values}, recent_tokens=32
+    )
+
+
+def stored(engine: OfflineEngine, request: Request) -> list[Tensor]:
+    """Positions, keys and values of a request, every layer, in position order, as far as the model's window shows.
+
+    Behind the window whole blocks are dropped, so how much is still there depends on their size.
+    """
+    tensors = []
+    for number, group in enumerate(engine.loaded.groups):
+        entries = engine.cache.entries(request, number)
+        assert all(a.first + a.valid <= b.first for a, b in pairwise(entries))
+        rows = torch.tensor([[e.offset, e.format_code, e.first, e.valid] for e in entries], dtype=torch.int32)
+        positions = [p for e in entries for p in range(e.first, e.first + e.valid)]
+        shown = group.window - 1 if group.window else len(positions)  # the next query is one of the window
+        tensors.append(torch.tensor(positions[-shown:]))
+        arena, dtype = engine.runner.arenas[number], engine.loaded.model.dtype
+        for layer in range(group.shape.num_layers):
+            pair = ops.gather_kv(arena, group.shape, layer, rows, len(rows), native_dtype=dtype)
+            tensors += [tensor[-shown:] for tensor in pair]
+    return tensors
+
+
+def record(engine: OfflineEngine, between: Callable[[OfflineEngine, int], None]) -> list[list[Tensor]]:
+    """Run the prompts to the end; per step the logits, then the stored KV of every running request."""
+    steps: list[list[Tensor]] = []
+    model = engine.loaded.model
+    original = model.logits
+    current: list[Tensor] = []
+
+    def spy(hidden: Tensor) -> Tensor:
+        logits = original(hidden)
+        current.append(logits.clone())
+        return logits
+
+    def after(_plan: StepPlan) -> None:
+        live = [tensor for request in engine.scheduler.running for tensor in stored(engine, request)]
+        steps.append([*current, *live])
+        current.clear()
+        engine.cache.check_integrity()
+        between(engine, len(steps))
+
+    model.logits = spy  # type: ignore[method-assign]
+    try:
+        for prompt in prompts():
+            engine.add(prompt, SamplingParams(max_tokens=NEW_TOKENS))
+        engine.run(after)
+    finally:
+        model.logits = original  # type: ignore[method-assign]
+    return steps
+
+
+def test_block_size_switches_change_no_bit(loaded: LoadedModel) -> None:
+    plain = record(engine_of(loaded), lambda _engine, _step: None)
+    sizes_seen: set[int] = set()
+
+    def switch(engine: OfflineEngine, step: int) -> None:
+        sizes_seen.update(row.block_size for row in engine.cache.resident())
+        engine.apply(block_size=BLOCK_SIZES[step * 2 % 5])
+
+    switched = record(engine_of(loaded), switch)
+    assert sizes_seen >= set(BLOCK_SIZES)  # the switches did something
+    assert len(plain) == len(switched)
+    for step, (expected, found) in enumerate(zip(plain, switched, strict=True)):
+        assert len(expected) == len(found), step
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), step
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "int4"])
+def test_quantised_blocks_change_no_bit_with_their_size(loaded: LoadedModel, kv_format: str) -> None:
+    """Recoding everything at once, so that both runs quantise the same tiles at the same steps."""
+    plain = record(engine_of(loaded, kv_format=kv_format, block_size=32), lambda _engine, _step: None)
+    switched = record(
+        engine_of(loaded, kv_format=kv_format, block_size=32),
+        lambda engine, step: engine.apply(block_size=32) if step % 2 else None,
+    )
+    assert all(
+        torch.equal(a, b) for one, two in zip(plain, switched, strict=True) for a, b in zip(one, two, strict=True)
+    )
+
+
+def test_every_request_gets_exactly_its_tokens_whatever_is_switched(loaded: LoadedModel) -> None:
+    rng = random.Random(0)
+    formats_seen: set[str] = set()
+    num_steps = 0
+
+    def switch(engine: OfflineEngine) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        formats_seen.update(row.kv_format for row in engine.cache.resident())
+        engine.cache.check_integrity()
+        engine.apply(
+            kv_format=FORMATS[num_steps // 8 % 4].name,
+            block_size=rng.choice(BLOCK_SIZES),
+            eviction=rng.choice(["none", "window"]),
+            keep_tokens=128,
+            max_num_batched_tokens=rng.choice([64, 512]),
+            max_num_seqs=rng.choice([1, 4]),
+        )
+
+    engine = engine_of(loaded)
+    strict = CachePolicy(kv_format_floor="native", allow_eviction=False)
+    results = [engine.add(prompt, SamplingParams(max_tokens=NEW_TOKENS)) for prompt in prompts()]
+    results.append(engine.add(prompts()[0], SamplingParams(max_tokens=NEW_TOKENS), policy=strict))
+    engine.run(lambda _plan: switch(engine))
+    assert [len(result.output_ids) for result in results] == [NEW_TOKENS] * 5
+    assert formats_seen == {kv_format.name for kv_format in FORMATS}
+    usage = engine.cache.usage()
+    assert usage.used_bytes == 0
+
+
+def test_quantisation_loss_is_ordered_and_bounded(loaded: LoadedModel) -> None:
+    """Mean KL divergence of next-token distributions to native, teacher-forced; a sanity bound, not a quality claim."""
+    rng = random.Random(3)
+    text = [rng.randrange(128) for _ in range(300)]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=128)
+    pool_bytes = 20 * sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+
+    def distributions(kv_format: str) -> Tensor:
+        # Small chunks and a short recent window: most of what is attended has been quantised by then.
+        values = {"kv_format": kv_format, "max_num_batched_tokens": 64, "block_size": 32}
+        (result,) = generate(loaded, [text], params, pool_bytes=pool_bytes, values=values, recent_tokens=16)
+        rows = torch.empty(len(result.prompt_logprobs), 128)
+        for row, entry in zip(rows, result.prompt_logprobs, strict=True):
+            for token, logprob in entry.top:
+                row[token] = logprob
+        return rows
+
+    native = distributions("native")
+    losses = {}
+    for kv_format in ("int8", "k8v4", "int4"):
+        found = distributions(kv_format)
+        losses[kv_format] = float((native.exp() * (native - found)).sum(-1).mean())
+    print({name: f"{loss:.2e}" for name, loss in losses.items()})
+    assert 0 < losses["int8"] < 2e-3
+    assert losses["int8"] < losses["k8v4"] < losses["int4"] < 0.1

@@ -1,0 +1,165 @@
+"""Random lives of the whole cache and scheduler, with bytes: nothing is lost, mixed up, leaked or stuck."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from cache_world import World, ids
+
+from engine.request import FinishReason, RequestStatus
+from engine.scheduler import AdmissionError
+
+PROMPTS = [ids(seed, 700) for seed in range(3)]
+FLOORS = [None, None, None, "native", "int8", "int4"]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests with shared prefixes arrive, run, are cancelled; every knob is turned; the executor sometimes fails."""
+
+    world: World
+
+    @initialize(
+        slabs=st.integers(3, 10),
+        windows=st.sampled_from([(None,), (None,), (None, 64), (40,)]),
+        recent=st.sampled_from([0, 32, 64]),
+        sync=st.booleans(),
+        budget=st.sampled_from([0, 64, 300]),
+    )
+    def start(self, slabs: int, windows: tuple[int | None, ...], recent: int, sync: bool, budget: int) -> None:
+        self.world = World(
+            num_slabs=slabs, windows=windows, recent_tokens=recent, sync=sync, recode_tokens=budget, seed=slabs
+        )
+        self.added = 0
+
+    @rule(
+        which=st.integers(0, 2),
+        shared=st.integers(0, 600),
+        own=st.integers(1, 80),
+        max_tokens=st.integers(1, 150),
+        floor=st.sampled_from(FLOORS),
+        evictable=st.booleans(),
+        cached=st.sampled_from([True, True, True, False]),
+        salt=st.sampled_from(["", "", "s"]),
+    )
+    def add(self, which: int, shared: int, own: int, max_tokens: int, **policy: Any) -> None:
+        prompt = PROMPTS[which][:shared] + ids(1000 + self.added, own)
+        self.added += 1
+        names = {"floor": "kv_format_floor", "evictable": "allow_eviction", "cached": "use_prefix_cache"}
+        try:
+            self.world.add(prompt, max_tokens, **{names.get(k, k): v for k, v in policy.items()})
+        except AdmissionError as error:
+            assert error.kind == "can_never_fit"  # noqa: PT017 - every other kind is a failure
+
+    @rule(count=st.integers(2, 12), shared=st.integers(0, 120), max_tokens=st.integers(20, 150))
+    def burst(self, count: int, shared: int, max_tokens: int) -> None:
+        for _ in range(count):
+            self.add(which=0, shared=shared, own=30, max_tokens=max_tokens)
+
+    @rule(count=st.integers(1, 25))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.world.step()
+
+    @rule(pick=st.integers(0, 50))
+    def abort(self, pick: int) -> None:
+        requests = [*self.world.scheduler.running, *self.world.scheduler.waiting]
+        if requests:
+            assert self.world.scheduler.abort(requests[pick % len(requests)].request_id) is not None
+
+    @rule(pick=st.integers(0, 50), before=st.booleans())
+    def abort_inside_a_step(self, pick: int, before: bool) -> None:
+        scheduler = self.world.scheduler
+        plan = scheduler.schedule()
+        outputs = [] if before else self.world.run_plan(plan)
+        requests = [*scheduler.running, *scheduler.waiting]
+        if requests:
+            scheduler.abort(requests[pick % len(requests)].request_id)
+        self.world.cache.check_integrity()
+        if before:
+            outputs = self.world.run_plan(plan)
+        self.world.finished += scheduler.update(plan, outputs)
+
+    @rule(budget=st.sampled_from([16, 200, 5000]), finish=st.booleans())
+    def recode_between_steps(self, budget: int, finish: bool) -> None:
+        """As a caller does that keeps recodes out of its plans."""
+        batches = self.world.cache.plan_recodes(budget)
+        self.world.check()
+        if finish:
+            for batch in batches:
+                self.world.arenas[batch.group].recode(batch)
+            self.world.cache.finish_recodes(batches)
+        else:
+            self.world.cache.cancel_recodes(batches)
+
+    @rule()
+    def executor_fails(self) -> None:
+        plan = self.world.scheduler.schedule()
+        self.world.scheduler.cancel(plan)
+
+    @rule(
+        kv_format=st.sampled_from(["native", "int8", "k8v4", "int4"]),
+        block_size=st.sampled_from([16, 32, 64, 128, 256]),
+    )
+    def switch_storage(self, kv_format: str, block_size: int) -> None:
+        self.world.apply(kv_format=kv_format, block_size=block_size)
+
+    @rule(block_size=st.sampled_from([16, 32, 64, 128, 256]))
+    def switch_inside_a_step(self, block_size: int) -> None:
+        plan = self.world.scheduler.schedule()
+        outputs = self.world.run_plan(plan)
+        self.world.apply(block_size=block_size, kv_format="native")
+        self.world.finished += self.world.scheduler.update(plan, outputs)
+
+    @rule(eviction=st.sampled_from(["none", "window"]), keep=st.sampled_from([128, 256]))
+    def switch_eviction(self, eviction: str, keep: int) -> None:
+        self.world.apply(eviction=eviction, keep_tokens=keep)
+
+    @rule(budget=st.sampled_from([64, 128, 512]), seqs=st.sampled_from([1, 2, 8, 64]))
+    def switch_budgets(self, budget: int, seqs: int) -> None:
+        self.world.apply(max_num_batched_tokens=budget, max_num_seqs=seqs)
+
+    @rule()
+    def snapshot(self) -> None:
+        snapshot = self.world.scheduler.snapshot()
+        before = self.world.cache.usage()
+        self.world.scheduler.restore(snapshot)
+        assert self.world.cache.usage() == before
+
+    @invariant()
+    def is_whole(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.apply(max_num_seqs=64)
+        world.run(5_000)
+        world.check()
+        assert not world.scheduler.running
+        assert not world.scheduler.waiting
+        for request in world.finished:
+            assert request.status is RequestStatus.FINISHED
+            if request.finish_reason is FinishReason.LENGTH:
+                assert len(request.output_ids) == request.params.max_tokens
+        assert world.cache.usage().used_bytes == 0
+        world.cache.drop_idle()
+        assert world.cache.usage().cached_bytes == 0
+        assert not world.cache._prefix.nodes
+        assert world.cache.converged_fraction() == 1.0
+        world.check()
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,68 @@
+"""However full the pool is and however its blocks lie, recoding gets everything into the class that it should have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from cache_world import World, ids
+
+FORMATS = ["native", "int8", "k8v4", "int4"]
+SIZES = [16, 32, 64, 128, 256]
+
+
+@given(
+    slabs=st.integers(3, 9),
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=40),
+    interleave=st.sampled_from([16, 48, 400]),
+    first_size=st.sampled_from(SIZES),
+    switches=st.lists(st.tuples(st.sampled_from(FORMATS), st.sampled_from(SIZES)), min_size=1, max_size=3),
+    floors=st.lists(st.sampled_from([None, None, "native", "int8"]), min_size=40, max_size=40),
+    recent=st.sampled_from([0, 32]),
+    budget=st.sampled_from([32, 300]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_full_pool_converges(
+    slabs: int,
+    lengths: list[int],
+    interleave: int,
+    first_size: int,
+    switches: list[tuple[str, int]],
+    floors: list[str | None],
+    recent: int,
+    budget: int,
+) -> None:
+    world = World(num_slabs=slabs, recent_tokens=recent, recode_tokens=0, values={"block_size": first_size})
+    requests = [
+        world.request(ids(i, length), use_prefix_cache=False, kv_format_floor=floors[i])
+        for i, length in enumerate(lengths)
+    ]
+    progress = True
+    while progress:  # all grow in turns until the pool is full
+        progress = False
+        for request in requests:
+            count = min(interleave, len(request.prompt_ids) - request.num_computed_tokens)
+            if count and world.cache.allocate(request, count):
+                world.write(request, request.num_computed_tokens, count)
+                request.num_computed_tokens += count
+                world.cache.commit(request, request.num_computed_tokens)
+                progress = True
+    for kv_format, block_size in switches:
+        world.cache.apply({**world.values, "kv_format": kv_format, "block_size": block_size})
+        steps = 0
+        while batches := world.cache.plan_recodes(budget):
+            assert (steps := steps + 1) < 3000, "recoding does not end"
+            for batch in batches:
+                assert batch.num_tokens <= max(budget, 256)
+                world.arenas[batch.group].recode(batch)
+            world.cache.finish_recodes(batches)
+            world.cache.check_integrity()
+        assert world.cache.converged_fraction() == 1.0
+        for request in requests:
+            if world.cache.holds(request):
+                world.read_all(request, 0, request.num_computed_tokens)
