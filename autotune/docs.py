@@ -54,9 +54,9 @@ def metrics_page() -> str:
     parts = [
         HEADER,
         (
-            "# Metrics\n\nPrometheus conventions: base units, counters end in `_total`, labels are bounded. Unknown is NaN "
-            "or absent, never 0.\n\n## Daemon\n\nOn the admin port, `/metrics`. Values, reasons and measured effects of "
-            "decisions are at `/decisions`.\n\n| name | type | labels | meaning |\n|---|---|---|---|\n"
+            "# Metrics\n\nPrometheus conventions: base units, counters end in `_total`, labels are bounded. Unknown is "
+            "NaN or absent, never 0.\n\n## Daemon\n\nOn the admin port, `/metrics`. Values, reasons and measured "
+            "effects of decisions are at `/decisions`.\n\n| name | type | labels | meaning |\n|---|---|---|---|\n"
         ),
     ]
     for family in daemon_families():

@@ -28,5 +28,7 @@ def test_check_notices_an_outdated_page(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_foreign_package_of_our_import_name_is_refused() -> None:
     owners = {"kernels": ["kv-autotune", "kernels"], "engine": ["kv-autotune"]}
-    assert foreign_owners(owners) == ["the distribution 'kernels' also provides the package 'kernels': uninstall it here"]
+    assert foreign_owners(owners) == [
+        "the distribution 'kernels' also provides the package 'kernels': uninstall it here",
+    ]
     assert foreign_owners({"kernels": ["kv-autotune"]}) == []

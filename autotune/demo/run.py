@@ -1,0 +1,297 @@
+"""The demonstration from start to end: measure, size, replay with tuning and without, compare.
+
+Everything that it starts is stopped again, whatever happens; Ctrl-C ends it at any moment with exit code 130.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from autotune.decisions import DecisionRecord
+from autotune.demo.probe import ProbeError, measure
+from autotune.demo.report import Arm, comparison, load_lines, machine_lines, print_lines, result
+from autotune.demo.sizing import Memory, Rates, SizedLoad, length_scale, size
+from autotune.demo.stack import VERBS, EngineSpec, Stack, daemon_config, new_stack, supervisor
+from autotune.demo.watch import ANSWERED, Watcher
+from autotune.replay.client import Client
+from autotune.replay.handshake import ServerError, learn
+from autotune.replay.runner import connection_bound
+from autotune.replay.session import run_session
+from autotune.replay.summary import Targets
+from autotune.replay.wire import Endpoint
+from autotune.supervisor import Supervisor, SupervisorError
+from engine.clock import Clock
+from engine.control_client import EngineUnreachable
+from engine.formats import FORMATS, KVShape
+from engine.memory_model import SLAB_TOKENS, token_bytes
+from envs.workload.arrivals import Envelope
+from envs.workload.catalogue import CATALOGUE
+from envs.workload.generators import Workload, generate
+from envs.workload.scaling import Scaling, cap_context, scale
+from envs.workload.trace import Trace
+
+READY_S = 900.0  # the first start compiles kernels, which takes a slow machine minutes
+REQUEST_TIMEOUT_S = 300.0
+INTERRUPTED = 130
+T = TypeVar("T")
+# What the engine keeps native of every sequence: its recent tokens and the block being written.
+RECENT_TOKENS, BLOCK_TOKENS = 64, 16
+LEAST_SLABS = 8  # fewer, and the slabs of several classes of block get into each other's way
+_MAX_WAITING = ("--max-waiting", "100000")  # a full queue is a latency to be measured here, not an error
+
+
+class DemoError(Exception):
+    """The demonstration cannot go on; one line."""
+
+
+class _Interrupted(Exception):  # noqa: N818  # a wish of the user's, not an error
+    pass
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """``run_folder`` None: a temporary one, removed at the end unless something failed."""
+
+    model: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    pairs: int = 1
+    duration_s: float = 90.0
+    workload: str = "reasoning-bursty"
+    rules: str = "default"
+    seed: int = 1
+    run_folder: Path | None = None
+    program: tuple[str, ...] = VERBS  # what runs the verb `engine`
+
+
+def run_demo(options: DemoOptions, clock: Clock, console: Console) -> int:
+    """Run it; returns the exit code. The last line on the console is the result as one JSON object.
+
+    Raises DemoError.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kv-autotune-")) if options.run_folder is None else options.run_folder
+    keep = options.run_folder is not None
+    try:
+        document = asyncio.run(_Demo(options, folder, clock, console).run())
+    except _Interrupted:
+        console.print("stopped", highlight=False)
+        return INTERRUPTED
+    except (SupervisorError, ServerError, ProbeError, EngineUnreachable, OSError, ValueError) as error:
+        keep = True
+        raise DemoError(f"{error} (logs: {folder})") from error
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    console.file.write(json.dumps(document) + "\n")
+    console.file.flush()
+    return 0 if document["requests_completed"] else 1
+
+
+class _Demo:
+    def __init__(self, options: DemoOptions, folder: Path, clock: Clock, console: Console) -> None:
+        self._options = options
+        self._folder = folder
+        self._clock = clock
+        self._console = console
+        self._stop = asyncio.Event()
+        self._running: Supervisor | None = None
+        self._stacks = 0
+
+    async def run(self) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt)
+        options = self._options
+        engine = EngineSpec(options.model, options.device, options.dtype, extra=_MAX_WAITING, program=options.program)
+        self._say(f"1. Measuring what this machine sustains ({options.model.name}; a first start compiles kernels)")
+        memory = kv_memory(options.model, options.dtype)
+        rates = await self._measure(engine)
+        print_lines(self._console, machine_lines(rates))
+        load, traces = self._size(rates, memory)
+        self._say("2. The load")
+        print_lines(self._console, load_lines(load, traces[0]))
+        engine = replace(engine, pool_bytes=load.pool_bytes)
+        arms: list[Arm] = []
+        for pair, trace in enumerate(traces):
+            # Every other pair the other way round, so that a drift of the machine does not favour one side.
+            for tuned in (True, False) if pair % 2 == 0 else (False, True):
+                name = "daemon on" if tuned else "daemon off, native defaults"
+                self._say(f"{3 + len(arms)}. Replay, {name}" + (f" (pair {pair + 1})" if len(traces) > 1 else ""))
+                arms.append(await self._replay(trace, engine, load, tuned=tuned))
+        self._console.print(comparison(arms))
+        return result(arms, load, rates)
+
+    async def _measure(self, engine: EngineSpec) -> Rates:
+        async with self._stack(engine, None) as stack, _client(stack, self._clock) as client:
+            server = await self._unless_stopped(learn(client, model=None))
+            return await self._unless_stopped(measure(client, server))
+
+    def _size(self, rates: Rates, memory: Memory) -> tuple[SizedLoad, list[Trace]]:
+        options, workload = self._options, CATALOGUE[self._options.workload]
+        sample = generate(workload, duration_s=10_000.0, seed=options.seed)
+        divisor = length_scale(rates, *_mean_lengths(sample), memory.max_model_len)
+        mean = _mean_lengths(cap_context(scale(sample, Scaling(length_scale=divisor)), memory.max_model_len))
+        load = size(rates, memory, divisor, *mean)
+        traces = [
+            make_trace(workload, load, memory.max_model_len, options.duration_s, options.seed + pair)
+            for pair in range(options.pairs)
+        ]
+        return load, traces
+
+    async def _replay(self, trace: Trace, engine: EngineSpec, load: SizedLoad, *, tuned: bool) -> Arm:
+        targets = Targets(load.ttft_target_s, load.tbt_target_s)
+        async with self._stack(engine, load if tuned else None) as stack, _client(stack, self._clock) as client:
+            server = await self._unless_stopped(learn(client, model=None))
+            watcher = Watcher(stack, self._show)
+            watcher.start()
+            try:
+                outcome = await run_session(
+                    trace,
+                    client,
+                    server,
+                    targets,
+                    stop=self._stop,
+                    seed=self._options.seed,
+                    console=self._console,
+                    title="daemon on" if tuned else "daemon off",
+                )
+            finally:
+                seen = await asyncio.to_thread(watcher.stop)
+        if outcome.progress.stopped or self._stop.is_set():
+            raise _Interrupted
+        return Arm(tuned, outcome.summary, seen)
+
+    @contextlib.asynccontextmanager
+    async def _stack(self, engine: EngineSpec, load: SizedLoad | None) -> AsyncIterator[Stack]:
+        """A running engine, and a daemon when there is a load to tune for; both gone afterwards."""
+        self._stacks += 1
+        stack = new_stack(self._folder / f"{self._stacks}", tuned=load is not None)
+        config = None
+        if load is not None:
+            config = daemon_config(
+                stack,
+                ttft_target_s=load.ttft_target_s,
+                tbt_target_s=load.tbt_target_s,
+                rules=self._options.rules,
+            )
+        children = supervisor(stack, engine, config, self._clock, report=self._say)
+        self._running = children
+        try:
+            if self._stop.is_set():
+                raise _Interrupted
+            await asyncio.to_thread(_start, children)
+            if self._stop.is_set():
+                raise _Interrupted
+            yield stack
+        except SupervisorError:
+            if self._stop.is_set():
+                raise _Interrupted from None
+            raise
+        finally:
+            self._running = None
+            await asyncio.to_thread(children.stop)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise _Interrupted
+        return task.result()
+
+    def _interrupt(self) -> None:
+        self._stop.set()
+        if self._running is not None:
+            self._running.request_stop()
+
+    def _show(self, decision: DecisionRecord) -> None:
+        """What the guard held back is counted in the comparison; what reached the engine is shown."""
+        if decision.verdict in ANSWERED:
+            self._say(f"  {decision.line()}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def make_trace(workload: Workload, load: SizedLoad, max_model_len: int, duration_s: float, seed: int) -> Trace:
+    """The workload with its peaks at the sized rate and its lengths divided as sized.
+
+    A pattern of peaks is stretched or squeezed to the duration, so that all of them take part.
+    """
+    rate = workload.rate
+    if isinstance(rate, Envelope):
+        peak, stretch = max(rate.rates_rps), duration_s / rate.duration_s
+        workload = replace(workload, rate=Envelope(tuple(edge * stretch for edge in rate.edges_s), rate.rates_rps))
+    else:
+        peak = rate.high_rps
+    trace = generate(workload, duration_s=duration_s, seed=seed, rate_scale=load.peak_rps / peak)
+    return cap_context(scale(trace, Scaling(length_scale=load.length_scale)), max_model_len)
+
+
+def kv_memory(model: Path, dtype: str) -> Memory:
+    """KV sizes of a model folder at the engine's defaults. Raises DemoError without a usable config.json."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        heads = int(config["num_attention_heads"])
+        shape = KVShape(
+            num_layers=int(config["num_hidden_layers"]),
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            element_bytes=4 if "float32" in (dtype, config.get("torch_dtype", config.get("dtype"))) else 2,
+        )
+        longest = int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DemoError(f"{model} is not a model folder: {error}") from error
+    return Memory(
+        native_token_bytes=token_bytes(shape),
+        small_token_bytes=min(token_bytes(shape, kv_format) for kv_format in FORMATS),
+        always_native_tokens=RECENT_TOKENS + BLOCK_TOKENS,
+        slab_tokens=SLAB_TOKENS[-1],
+        least_slabs=LEAST_SLABS,
+        max_model_len=longest,
+    )
+
+
+def _start(children: Supervisor) -> None:
+    children.start()
+    children.wait_ready(READY_S)
+
+
+def _mean_lengths(trace: Trace) -> tuple[float, float]:
+    number = len(trace.requests)
+    return trace.prompt_tokens / number, trace.output_tokens / number
+
+
+@contextlib.asynccontextmanager
+async def _client(stack: Stack, clock: Clock) -> AsyncIterator[Client]:
+    client = Client(
+        Endpoint.parse(stack.url), clock, timeout_s=REQUEST_TIMEOUT_S, max_connections=connection_bound(4096)
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def bundled_model() -> Path:
+    """The model that comes with the engine. Found without importing torch."""
+    spec = importlib.util.find_spec("engine")
+    if spec is None or spec.origin is None:
+        raise DemoError("the package `engine` is not installed")
+    return Path(spec.origin).parent / "bundled" / "model"

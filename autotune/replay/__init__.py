@@ -1,0 +1,1 @@
+"""Replay a workload against an OpenAI-compatible server, open loop, and measure what its users would see. No torch."""

@@ -1,0 +1,145 @@
+"""The public trace forms: which columns tell them apart, and how a row of each is read. Stdlib only.
+
+Azure LLM inference traces (2023, 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``. BurstGPT: ``Timestamp,Model,
+Request tokens,Response tokens,Total tokens,Log Type``. Mooncake: JSON lines with ``timestamp`` in ms, ``input_length``,
+``output_length``, ``hash_ids`` of 512-token blocks. Plain: ``arrival_s,prompt_tokens,output_tokens`` with optional
+``hash_ids_b<N>`` (blocks of N tokens) or ``hash_ids_b<N>bytes``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from envs.workload.trace import TraceError, TraceRequest
+
+MOONCAKE_BLOCK_TOKENS = 512
+BYTES_PER_TOKEN = 4  # the estimate that traces given in bytes make themselves
+MAX_TOKENS = 100_000_000  # beyond any context: a damaged number, not a length
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How to read one kind of row: column names and the meaning of the arrival column (None: it has none)."""
+
+    name: str
+    prompt: str
+    output: str
+    arrival: str | None
+    read_arrival: Callable[[Any], float]
+    arrival_unit: str
+    hash_ids: str | None = None
+    block_tokens: float = 0.0
+
+    def read(self, row: Mapping[str, Any]) -> TraceRequest:
+        """The request of one row. Raises ValueError saying which column was expected to hold what.
+
+        Token counts of 0 (failed requests in some traces) are read as 1: an empty prompt or output cannot be sent.
+        """
+        arrival_s = 0.0
+        if self.arrival is not None:
+            arrival_s = self._field(row, self.arrival, self.read_arrival, self.arrival_unit)
+        hash_ids: tuple[int, ...] = ()
+        if self.hash_ids is not None:
+            hash_ids = self._field(row, self.hash_ids, _hash_ids, "whole numbers")
+        return TraceRequest(
+            arrival_s,
+            max(1, self._field(row, self.prompt, _tokens, "a number of tokens")),
+            max(1, self._field(row, self.output, _tokens, "a number of tokens")),
+            hash_ids,
+        )
+
+    @staticmethod
+    def _field(row: Mapping[str, Any], column: str, read: Callable[[Any], T], expected: str) -> T:
+        value = row.get(column)
+        try:
+            return read(value)
+        except (ValueError, TypeError, OverflowError):
+            got = "nothing" if value is None else repr(value)[:60]
+            raise ValueError(f"expected {expected} in {column!r}, got {got}") from None
+
+
+def detect(columns: Iterable[str], name: str) -> Form:
+    """The form with these columns (case and surrounding blanks ignored; pass rows with :func:`normalise` keys).
+
+    Raises TraceError, listing the known forms.
+    """
+    known = {normalise(column) for column in columns}
+    if {"timestamp", "contexttokens", "generatedtokens"} <= known:
+        return Form("azure", "contexttokens", "generatedtokens", "timestamp", _timestamp_s, "a date and time")
+    if {"timestamp", "request tokens", "response tokens"} <= known:
+        return Form("burstgpt", "request tokens", "response tokens", "timestamp", _seconds, "seconds")
+    if {"timestamp", "input_length", "output_length"} <= known:
+        ids = "hash_ids" if "hash_ids" in known else None
+        block = MOONCAKE_BLOCK_TOKENS if ids else 0
+        return Form("mooncake", "input_length", "output_length", "timestamp", _milliseconds, "milliseconds", ids, block)
+    for suffix in ("", "_est"):
+        prompt, output = f"prompt_tokens{suffix}", f"output_tokens{suffix}"
+        if {prompt, output} <= known:
+            ids, tokens = _hash_column(known)
+            arrival = "arrival_s" if "arrival_s" in known else None
+            return Form("plain", prompt, output, arrival, _seconds, "seconds", ids, tokens)
+    raise TraceError(
+        f"{name}: columns not recognised ({', '.join(sorted(known)[:6]) or 'none'}); expected one of: "
+        "TIMESTAMP,ContextTokens,GeneratedTokens (Azure) · Timestamp,Request tokens,Response tokens (BurstGPT) · "
+        "timestamp,input_length,output_length[,hash_ids] (Mooncake) · arrival_s,prompt_tokens,output_tokens"
+    )
+
+
+def normalise(column: str) -> str:
+    return column.strip().removeprefix("\ufeff").strip().lower()
+
+
+def _hash_column(columns: Iterable[str]) -> tuple[str | None, float]:
+    for column in sorted(columns):
+        match = re.fullmatch(r"hash_ids_b([1-9]\d{0,6})(bytes)?", column)
+        if match:
+            size = int(match.group(1))
+            return column, size / BYTES_PER_TOKEN if match.group(2) else float(size)
+    return None, 0.0
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
+def _seconds(value: Any) -> float:
+    return _finite(value)
+
+
+def _milliseconds(value: Any) -> float:
+    return _finite(value) / 1e3
+
+
+def _timestamp_s(value: Any) -> float:
+    """Seconds of an ISO date and time; one without a zone is taken as UTC (only differences are used)."""
+    moment = datetime.fromisoformat(str(value).strip())
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _tokens(value: Any) -> int:
+    number = _finite(value)
+    if number < 0 or number > MAX_TOKENS or number != int(number):
+        raise ValueError("not a count")
+    return int(number)
+
+
+def _hash_ids(value: Any) -> tuple[int, ...]:
+    parts = value.split() if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise TypeError("not a list")
+    ids = tuple(int(part) for part in parts if not isinstance(part, bool | float))
+    if len(ids) != len(parts):
+        raise ValueError("not whole numbers")
+    return ids

@@ -1,0 +1,168 @@
+"""A fake engine: its figures, its tunables by the engine's own rules, and its control API over a real Unix socket."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, Self
+
+from engine.clock import Clock
+from engine.control_client import EngineUnreachable, PatchAnswer, TunablesView
+from engine.stats import EngineStats, Gauges, ResidentBytes
+from engine.tunable_state import Patch, TunableState
+from engine.tunables import TunableValue, default_values
+
+POOL_BYTES = 64 * 2**20
+
+
+class FakeEngine:
+    """Figures that a test sets by hand; implements the daemon's Control protocol in process.
+
+    ``alive`` False: nobody answers. :meth:`restart` begins a new instance with counters at 0.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.alive = True
+        self.frozen = False  # answers with an old stamp
+        self.instances = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.instances += 1
+        self.state = TunableState(default_values(), self.clock.now_ns())
+        self.figures = EngineStats(
+            instance=f"instance-{self.instances}",
+            model="fake",
+            stamp_ns=self.clock.now_ns(),
+            max_model_len=4096,
+            max_num_seqs=64,
+            revision=0,
+            effective={},
+            gauges=Gauges(kv_pool_bytes=POOL_BYTES),
+        )
+        self.set_usage(0.1)
+
+    def set_usage(self, share: float, running: int = 8, waiting: int = 0) -> None:
+        """So much of the pool is in use, natively, at 1 KiB a token."""
+        used = int(share * POOL_BYTES)
+        gauges = self.figures.gauges
+        gauges.kv_usage, gauges.kv_used_bytes, gauges.running, gauges.waiting = share, used, running, waiting
+        gauges.resident_tokens = used // 1024
+        gauges.resident = [ResidentBytes("native", 16, used, used // 1024)]
+
+    def serve_requests(self, number: int, *, ttft_s: float = 0.2, gap_s: float = 0.02, tokens: int = 32) -> None:
+        """So many requests arrived, were served and finished since the last reading."""
+        counters = self.figures.counters
+        counters.requests_offered += number
+        counters.requests_admitted += number
+        counters.requests_completed += number
+        counters.generation_tokens += number * tokens
+        counters.prompt_tokens += number * 100
+        for histogram, value, times in (
+            (self.figures.ttft, ttft_s, number),
+            (self.figures.itl, gap_s, number * (tokens - 1)),
+            (self.figures.prompt_lengths, 0.1, number),
+            (self.figures.output_lengths, tokens / 1000, number),
+        ):
+            histogram.observe(value, times)
+
+    def stats(self) -> EngineStats:
+        self._check()
+        if not self.frozen:
+            self.figures.stamp_ns = self.clock.now_ns()
+        self.figures.revision = self.state.revision
+        self.figures.effective = dict(self.state.effective)
+        return EngineStats.from_json(json.loads(json.dumps(self.figures.to_json())))
+
+    def tunables(self) -> TunablesView:
+        self._check()
+        return {
+            "instance": self.figures.instance,
+            "revision": self.state.revision,
+            "desired": dict(self.state.desired),
+            "effective": dict(self.state.effective),
+            "writers": {
+                knob: {"writer": w.writer, "reason": w.reason, "revision": w.revision, "stamp_ns": w.stamp_ns}
+                for knob, w in self.state.writers.items()
+            },
+            "progress": {"resident": [], "converged_fraction": 1.0, "held_below_format_bytes": 0},
+        }
+
+    def patch(
+        self, changes: Mapping[str, TunableValue], *, writer: str, reason: str = "", if_revision: int | None = None
+    ) -> PatchAnswer:
+        self._check()
+        patch = Patch(changes, writer, reason, if_revision)
+        refusal = self.state.refusal(patch)
+        if refusal is None:
+            self.state.commit(patch, self.clock.now_ns())
+            return {
+                "revision": self.state.revision,
+                "results": {knob: {"status": "applied", "why": ""} for knob in changes},
+            }
+        return refusal.to_json()  # type: ignore[return-value]
+
+    def _check(self) -> None:
+        if not self.alive:
+            raise EngineUnreachable("/fake.sock: no engine listens here")
+
+
+class FakeControlServer:
+    """Serves a FakeEngine's control API over a Unix socket from a thread, for tests of whole processes."""
+
+    def __init__(self, engine: FakeEngine, socket: Path) -> None:
+        self.engine = engine
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if self.path == "/v1/stats":
+                    self._answer(200, server.engine.stats().to_json())
+                elif self.path == "/v1/tunables":
+                    self._answer(200, server.engine.tunables())
+                else:
+                    self._answer(404, {"error": {"message": "no such page"}})
+
+            def do_PATCH(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                answer = server.engine.patch(
+                    body["changes"], writer=body["writer"], reason=body["reason"], if_revision=body["if_revision"]
+                )
+                statuses = {result["status"] for result in answer["results"].values()}
+                self._answer(409 if "conflict" in statuses else 422 if "rejected" in statuses else 200, answer)
+
+            def _answer(self, status: int, document: Any) -> None:
+                text = json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def address_string(self) -> str:
+                return "uds"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+
+        self._server = Server(str(socket), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,95 @@
+"""Sizing: on any machine, the peaks are more than a native cache and less than a compressed one can carry."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.demo.probe import fit_step
+from autotune.demo.sizing import (
+    LEAST_RESIDENT_TOKENS,
+    LEAST_TTFT_S,
+    LONGEST_REQUEST_S,
+    Memory,
+    Rates,
+    SizedLoad,
+    length_scale,
+    size,
+)
+
+TINY = Memory(
+    native_token_bytes=3072,
+    small_token_bytes=912,
+    always_native_tokens=80,
+    slab_tokens=256,
+    least_slabs=8,
+    max_model_len=4096,
+)
+LAPTOP = Rates(5000, 0.0042, 0.00025, 0.09, 0.0045, 448)
+SLOW = Rates(300, 0.08, 0.01, 1.5, 0.09, 448)
+FAST = Rates(80_000, 0.003, 0.00005, 0.008, 0.003, 448)
+
+
+def sized(rates: Rates, memory: Memory = TINY, prompt: float = 330, output: float = 740) -> SizedLoad:
+    scale = length_scale(rates, prompt, output, memory.max_model_len)
+    return size(rates, memory, scale, prompt / scale, output / scale)
+
+
+@pytest.mark.parametrize("rates", [LAPTOP, SLOW, FAST], ids=["laptop", "slow", "fast"])
+def test_memory_is_what_runs_out(rates: Rates) -> None:
+    load = sized(rates)
+    assert load.native_limit_rps * 1.15 < load.peak_rps < load.small_limit_rps
+    assert load.small_running > 1.5 * load.native_running
+    # Between the peaks the native cache can breathe: the pattern's calm is a quarter and an eighth of its peaks.
+    assert load.peak_rps / 4 < 0.8 * load.native_limit_rps
+    # Few enough that memory shows, and the pool really holds them.
+    resident = load.mean_prompt_tokens + load.mean_output_tokens / 2
+    assert load.native_running * resident <= load.pool_tokens
+    assert load.pool_bytes == (load.pool_tokens + TINY.slab_tokens) * TINY.native_token_bytes
+
+
+def test_slow_machines_get_shorter_requests() -> None:
+    slower = Rates(2000, 0.02, 0.002, 0.25, 0.02, 448)
+    assert length_scale(slower, 330, 740, 1 << 20) == pytest.approx(slower.alone_s(330, 740) / LONGEST_REQUEST_S)
+    assert length_scale(SLOW, 330, 740, 4096) == pytest.approx(700 / LEAST_RESIDENT_TOKENS)
+    assert length_scale(FAST, 330, 740, 1 << 20) == 1.0
+    assert length_scale(FAST, 4096, 4096, 4096) == 10.0
+
+
+def test_targets_follow_the_idle_latencies() -> None:
+    slow, fast = sized(SLOW), sized(FAST)
+    assert slow.ttft_target_s == pytest.approx(15.0)
+    assert slow.tbt_target_s == pytest.approx(
+        2 * (slow.native_running * SLOW.per_sequence_s + SLOW.step_s + slow.mean_prompt_tokens / 300)
+    )
+    assert fast.ttft_target_s == LEAST_TTFT_S
+
+
+@given(
+    prefill=st.floats(10, 1e6),
+    step=st.floats(1e-4, 5),
+    share=st.floats(0.005, 1.0),
+    small=st.floats(0.1, 0.9),
+    prompt=st.floats(1, 4000),
+    output=st.floats(1, 4000),
+)
+def test_any_machine_gets_a_load(
+    prefill: float, step: float, share: float, small: float, prompt: float, output: float
+) -> None:
+    rates = Rates(prefill, step, step * share, 0.1, step, 448)
+    memory = Memory(1000.0, 1000.0 * small, 80, 256, 8, 4096)
+    load = sized(rates, memory, prompt, output)
+    assert load.native_limit_rps <= load.peak_rps <= load.small_limit_rps
+    assert 1 <= load.native_running <= load.small_running
+    assert load.pool_tokens >= 7 * 256
+    assert load.ttft_target_s > 0
+    assert load.tbt_target_s > 0
+
+
+def test_step_times_are_fitted_and_never_negative() -> None:
+    fixed, each = fit_step({1: 0.011, 4: 0.014, 16: 0.026})
+    assert (fixed, each) == (pytest.approx(0.010), pytest.approx(0.001))
+    fixed, each = fit_step({1: 0.02, 4: 0.019, 16: 0.01})
+    assert fixed > 0
+    assert each > 0
