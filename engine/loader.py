@@ -5,7 +5,6 @@ Everything that can be wrong with a folder ends in an EngineError of one line.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +20,10 @@ from engine.errors import EngineError
 from engine.memory_model import GroupSpec
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, resolve_dtype
+from engine.models.folder import read_config, read_json, weight_files
 from engine.models.registry import parse_config
 from engine.models.weights import allocate, destinations
 from kernels.layout import KVShape
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass
@@ -71,16 +68,6 @@ def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> 
     return LoadedModel(path, config, Decoder(config, weights), groups, eos)
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """The raw ``config.json`` of a model folder; EngineError when folder or file are missing or broken."""
-    if not folder.is_dir():
-        raise EngineError(f"model folder {folder} does not exist; give a folder with config.json and {SINGLE_FILE}")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise EngineError(f"{folder} holds no config.json; give the folder of a Hugging Face model")
-    return _read_json(path)
-
-
 def layer_groups(config: ModelConfig, element_bytes: int) -> list[GroupSpec]:
     """Layers of equal attention window share an arena and block tables.
 
@@ -114,44 +101,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
-    if not isinstance(data, dict):
-        raise EngineError(f"{path} must hold a JSON object; download it again")
-    return data
-
-
 def _generation_eos(folder: Path) -> frozenset[int]:
     """End tokens of ``generation_config.json``: chat models list more there than in ``config.json``."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return frozenset()
-    value = _read_json(path).get("eos_token_id")
+    value = read_json(path).get("eos_token_id")
     ids = value if isinstance(value, list) else [value]
     return frozenset(token for token in ids if isinstance(token, int))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise EngineError(f"{index} has no weight_map; download it again")
-        names = sorted({str(name) for name in weight_map.values()})
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise EngineError(
-                f"{folder} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}; download them"
-            )
-        return [folder / name for name in names]
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        raise EngineError(f"{folder} holds no {SINGLE_FILE}, only pickled weights; convert them to safetensors")
-    raise EngineError(f"{folder} holds no {SINGLE_FILE} and no {INDEX_FILE}; download the weights")
 
 
 @contextmanager
@@ -167,7 +124,7 @@ def _fill(folder: Path, wanted: Mapping[str, tuple[Tensor, tuple[int, ...]]], *,
     """Copy every wanted tensor from the folder's files to its place, converting dtype on the way."""
     filled: set[str] = set()
     unknown: list[str] = []
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         with _opened(path) as handle:
             for name in handle.keys():  # noqa: SIM118 -- a handle is no mapping
                 if name not in wanted:

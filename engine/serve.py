@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
+from engine.models.folder import check_folder
 from engine.paths import default_control_socket
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
@@ -34,7 +35,7 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal.
+    go on after a signal. ``threads``: processor threads of matrix products and attention.
     """
 
     model: Path
@@ -57,6 +58,7 @@ class EngineOptions:
     seed: int | None = None
     max_body_bytes: int = 8 << 20
     grace_s: float = 1.0
+    threads: int | None = None
 
     @property
     def control_path(self) -> Path:
@@ -78,6 +80,9 @@ def serve(options: EngineOptions) -> None:
     from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
 
     options.initial_values()
+    # Importing torch takes seconds; the commonest mistake need not wait for it.
+    check_folder(options.model)
+    _share_processors(options.threads)
     listener = bind_tcp(options.host, options.port)
     try:
         control = ControlSocket(options.control_path, mode=0o660 if options.control_uids else 0o600)
@@ -91,6 +96,20 @@ def serve(options: EngineOptions) -> None:
             control.close()
     finally:
         listener.close()
+
+
+def _share_processors(threads: int | None) -> None:
+    """Set up OpenMP before torch is imported: idle threads sleep instead of spinning.
+
+    Spinning threads take the processor from the server's own thread and from other processes, which makes small matrix
+    products many times slower on a busy machine. What the environment already says wins.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise EngineError(f"--threads {threads}: at least one thread must compute")
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
@@ -178,6 +197,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="KV recoded per step while requests run (%(default)s)",
     )
+    add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
     add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
@@ -216,6 +236,7 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         recode_budget_tokens=arguments.recode_budget,
         seed=arguments.seed,
         grace_s=arguments.grace,
+        threads=arguments.threads,
     )
 
 
