@@ -17,23 +17,15 @@ import torch
 from numba import config, prange, set_num_threads
 
 from kernels.cpu.compile import entry, fast, inlined, source_stamp
-from kernels.cpu.lowlevel import exp_nonpositive, load, store
+from kernels.cpu.lowlevel import prefetch
+from kernels.cpu.tile_attention import softmax_step, tile_scores, tile_values
 from kernels.cpu.tiles import (
-    BITS_K,
-    BITS_V,
     HEAD_BYTES,
-    K_CODES,
-    K_SCALE,
-    K_ZERO,
     TILE_BYTES,
     TILE_STRIDE,
     TILE_TOKENS,
-    V_CODES,
-    V_SCALE,
-    V_ZERO,
     elements_of,
     layout_array,
-    unpack,
 )
 from kernels.layout import (
     ENTRY_FIRST,
@@ -48,132 +40,17 @@ from kernels.table import TableView
 
 # Products of query and key elements from which sharing among threads pays: about a third of a millisecond for one.
 _PARALLEL_WORK = 1 << 20
+_CACHE_LINE = 64
 # Numba has one set of threads per process, and one of its implementations aborts when two threads use it at once.
 # Whoever finds it taken computes alone.
 _THREADS_IN_USE = threading.Lock()
-_ROWS = 4  # rows of a tile handled together: four independent sums hide the latency of multiply-add
-
-
-@fast
-def _scores(query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, scores: Any) -> None:
-    """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``."""
-    for first in range(0, valid, _ROWS):
-        # Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read.
-        k0 = start + first * head_dim
-        k1 = start + min(first + 1, valid - 1) * head_dim
-        k2 = start + min(first + 2, valid - 1) * head_dim
-        k3 = start + min(first + 3, valid - 1) * head_dim
-        for g in range(group):
-            q = g * head_dim
-            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            for d in range(head_dim):
-                x = load(query, q + d)
-                s0 += x * load(keys, k0 + d)
-                s1 += x * load(keys, k1 + d)
-                s2 += x * load(keys, k2 + d)
-                s3 += x * load(keys, k3 + d)
-            row = g * QUANT_TILE_TOKENS + first
-            scores[row], scores[row + 1], scores[row + 2], scores[row + 3] = s0, s1, s2, s3
-
-
-@fast
-def _add_values(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:
-    """sums[g] += sum over t of weights[g, t] * values[t], for rows from element ``start`` of ``values``."""
-    for first in range(0, valid, _ROWS):
-        v0 = start + first * head_dim
-        v1 = start + min(first + 1, valid - 1) * head_dim
-        v2 = start + min(first + 2, valid - 1) * head_dim
-        v3 = start + min(first + 3, valid - 1) * head_dim
-        for g in range(group):
-            row = g * QUANT_TILE_TOKENS + first
-            w0, w1, w2, w3 = weights[row], weights[row + 1], weights[row + 2], weights[row + 3]
-            target = g * head_dim
-            for d in range(head_dim):
-                added = (w0 * load(values, v0 + d) + w1 * load(values, v1 + d)) + (
-                    w2 * load(values, v2 + d) + w3 * load(values, v3 + d)
-                )
-                store(sums, target + d, load(sums, target + d) + added)
 
 
 @inlined
-def _tile_scores(
-    query: Any, codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, work: Any, scores: Any
-) -> None:
-    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``."""
-    scaled, scratch = work
-    group = query.shape[0] // head_dim
-    if form[BITS_K] == 0:
-        _scores(query, elements, (tile + form[K_CODES]) // elements.itemsize, valid, group, head_dim, scores)
-        return
-    scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
-    for g in range(group):
-        for d in range(head_dim):
-            scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
-    _scores(scaled, scratch, 0, valid, group, head_dim, scores)
-    for g in range(group):
-        shift = np.float32(0)
-        for d in range(head_dim):
-            shift += query[g * head_dim + d] * load(elements, zero + d)
-        for t in range(form[TILE_TOKENS]):
-            scores[g * QUANT_TILE_TOKENS + t] += shift
-
-
-@fast
-def _softmax_step(
-    scores: Any, begin: Any, end: Any, tokens: Any, head_dim: Any, best: Any, total: Any, sums: Any
-) -> None:
-    """Turn scores of tokens begin .. end - 1 into weights exp(score - best), all others into 0.
-
-    Where a tile raises a head's ``best``, its ``total`` and ``sums`` so far are scaled down.
-    """
-    half = tokens // 2
-    upper = np.empty(QUANT_TILE_TOKENS // 2, dtype=np.float32)
-    for g in range(best.shape[0]):
-        row = scores[g * QUANT_TILE_TOKENS : g * QUANT_TILE_TOKENS + tokens]
-        for t in range(tokens):
-            row[t] = row[t] if begin <= t < end else -np.inf
-        # Halves first: an elementwise maximum is vectorised, a running one is not (NaN forbids it).
-        for t in range(half):
-            upper[t] = max(row[half + t], row[t])
-        peak = best[g]
-        for t in range(half):
-            peak = max(upper[t], peak)
-        if peak > best[g]:
-            shrink = exp_nonpositive(best[g] - peak)
-            best[g] = peak
-            total[g] *= shrink
-            for d in range(head_dim):
-                sums[g * head_dim + d] *= shrink
-        for t in range(tokens):
-            weight = exp_nonpositive(row[t] - peak)
-            row[t] = weight if begin <= t < end else np.float32(0)
-        added = np.float32(0)
-        for t in range(tokens):
-            added += row[t]
-        total[g] += added
-
-
-@inlined
-def _tile_values(
-    codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, scratch: Any, weights: Any, sums: Any
-) -> None:
-    """sums[g] += sum over t of weights[g, t] * value[t]; overwrites the weights of a quantised tile."""
-    group = sums.shape[0] // head_dim
-    if form[BITS_V] == 0:
-        _add_values(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
-        return
-    scale, zero = (tile + form[V_SCALE]) // elements.itemsize, (tile + form[V_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
-    for g in range(group):
-        shift = np.float32(0)
-        for t in range(valid):
-            weight = weights[g * QUANT_TILE_TOKENS + t]
-            shift += weight * load(elements, zero + t)
-            weights[g * QUANT_TILE_TOKENS + t] = weight * load(elements, scale + t)
-        for d in range(head_dim):
-            sums[g * head_dim + d] += shift
-    _add_values(weights, scratch, 0, valid, group, head_dim, sums)
+def _head_of_block(entries: Any, index: Any, layout: Any, layer: Any, head: Any) -> Any:
+    """Byte of a head's part of a block's first tile."""
+    form = layout[entries[index, ENTRY_FORMAT]]
+    return np.int64(entries[index, ENTRY_OFFSET]) * OFFSET_UNIT + layer * form[TILE_BYTES] + head * form[HEAD_BYTES]
 
 
 @inlined
@@ -201,12 +78,14 @@ def _attend(
     scores = np.zeros(group * QUANT_TILE_TOKENS, dtype=np.float32)
     best = np.full(group, -np.inf, dtype=np.float32)
     total = np.zeros(group, dtype=np.float32)
+    following = np.int64(0)  # the next block's first tile
+    if entries.shape[0] > 0:
+        following = _head_of_block(entries, 0, layout, layer, head)
     for index in range(entries.shape[0]):
         form = layout[entries[index, ENTRY_FORMAT]]
         tokens = form[TILE_TOKENS]
-        block = (
-            np.int64(entries[index, ENTRY_OFFSET]) * OFFSET_UNIT + layer * form[TILE_BYTES] + head * form[HEAD_BYTES]
-        )
+        block = following
+        following = _head_of_block(entries, min(index + 1, entries.shape[0] - 1), layout, layer, head)
         block_first, block_valid = np.int64(entries[index, ENTRY_FIRST]), np.int64(entries[index, ENTRY_VALID])
         if block_first + block_valid <= low:
             continue
@@ -217,9 +96,13 @@ def _attend(
             if begin >= end:
                 continue
             tile = block + done // tokens * form[TILE_STRIDE]
-            _tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, scores)
-            _softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
-            _tile_values(codes, elements, form, tile, valid, head_dim, scratch, scores, sums)
+            # A head's part of a tile is too short a run for the hardware to see what comes next.
+            ahead = tile + form[TILE_STRIDE] if done + tokens < block_valid else following
+            for line in range(0, form[HEAD_BYTES], _CACHE_LINE):
+                prefetch(codes, ahead + line)
+            tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, scores)
+            softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
+            tile_values(codes, elements, form, tile, valid, head_dim, scratch, scores, sums)
     for g in range(group):
         inverse = np.float32(1) / total[g] if total[g] != 0 else np.float32(0)
         for d in range(head_dim):
@@ -341,7 +224,7 @@ def attend(
         # later, it would stall every running request for as long.
         is_first = not getattr(_attend_rows_parallel, "signatures", True)
         threads = torch.get_num_threads() if is_first or work >= _PARALLEL_WORK else 1
-    threads = min(threads, config.NUMBA_NUM_THREADS)
+    threads = min(threads, config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     if threads > 1 and _THREADS_IN_USE.acquire(blocking=False):
         try:
             set_num_threads(threads)

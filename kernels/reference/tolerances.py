@@ -39,4 +39,5 @@ def storage_tolerance(dtype: torch.dtype, step: torch.Tensor, magnitude: torch.T
     Half a quantisation ``step`` (``(max - min) / levels``), enlarged by what rounding the scale up to the native
     dtype may add, plus float32 rounding at the group's ``magnitude`` (largest absolute value).
     """
-    return step * (0.5 + torch.finfo(dtype).eps) + torch.finfo(dtype).tiny + magnitude * 2.0**-22
+    info = torch.finfo(dtype)
+    return step * 0.5 * (1 + info.eps) + info.smallest_normal * info.eps + magnitude * 2.0**-22

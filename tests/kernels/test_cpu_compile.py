@@ -1,0 +1,79 @@
+"""The CPU kernels' own small parts: the exponential, the cache's key, warming up without a place for the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+import kernels
+from kernels import ops
+from kernels.cpu import compile as cpu_compile
+from kernels.cpu.lowlevel import exp_nonpositive
+
+
+def test_exponential_is_accurate_and_keeps_nan() -> None:
+    @njit
+    def run(x: np.ndarray, out: np.ndarray) -> None:
+        for i in range(x.shape[0]):
+            out[i] = exp_nonpositive(x[i])
+
+    x = np.concatenate((np.linspace(-87, 0, 20001), [-1e-8, -0.0])).astype(np.float32)
+    out = np.empty_like(x)
+    run(x, out)
+    want = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(out - want) / want) < 2.5e-7
+    edges = np.array([-87.5, -1e30, -np.inf, np.nan], dtype=np.float32)
+    out = np.empty_like(edges)
+    run(edges, out)
+    assert np.all(out[:3] < 2e-38)
+    assert np.isnan(out[3])
+
+
+def test_stamp_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(cpu_compile.__file__).parent
+    for path in folder.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(cpu_compile, "__file__", str(tmp_path / "compile.py"))
+    before = cpu_compile.source_stamp()
+    assert before == cpu_compile.source_stamp()
+    with (tmp_path / "lowlevel.py").open("a") as file:
+        file.write("# changed\n")
+    assert cpu_compile.source_stamp() != before
+
+
+def test_kernels_load_where_no_cache_can_be_written(tmp_path: Path) -> None:
+    """A hardened service: read-only package, no home. Importing must work; only compilation is not kept."""
+    code = (
+        "import importlib, numba.core.caching as caching\n"
+        "caching.CacheImpl._locator_classes = []\n"  # as when no locator finds a folder that it can write
+        "module = importlib.import_module('kernels.cpu.write_kv')\n"
+        "print(type(module._write_tokens._cache).__name__)\n"
+    )
+    root = Path(kernels.__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert result.stdout.strip() == "NullCache", result.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
+def test_warm_up_refuses_other_dtypes(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="native dtype"):
+        ops.warm_up(torch.device("cpu"), dtype)
+
+
+def test_warm_up_runs() -> None:
+    ops.warm_up(torch.device("cpu"), torch.float32)
