@@ -4,7 +4,8 @@ A block is in exactly one state: *held* (by sequences' block tables), *idle* (no
 still hit it; given up least recently used first when room is needed), or *in recode* with neither (its storage waits
 for a conversion to end). A block that is none of these is free and not here at all.
 
-Requests never get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free anything.
+Requests do not get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free
+anything. Only a sequence that is alone may have them, so that it always ends.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class BlockPool:
 
     # -- room -----------------------------------------------------------------------------------------------------
 
-    def plan_blocks(self, start: int, stop: int, block_size: int) -> list[int] | None:
+    def plan_blocks(self, start: int, stop: int, block_size: int, *, keep_slabs: int) -> list[int] | None:
         """Sizes of native blocks that cover ``start .. stop``, or None without room for them.
 
         At each position the largest size up to ``block_size`` that divides it and has room; when the pool has no slab
@@ -84,7 +85,7 @@ class BlockPool:
         """
         primary = BlockClass(NATIVE.name, block_size)
         slots = {block_size: self.arena.free_slots(primary) + self._class_idle.get(primary, 0)}
-        slabs = self._spare_slabs(primary)
+        slabs = self._spare_slabs(primary, keep_slabs)
         sizes: list[int] = []
         position = start
         while position < stop:
@@ -111,28 +112,27 @@ class BlockPool:
         """Native tokens that new blocks up to ``block_size`` could hold now, idle cached blocks given up."""
         block_class = BlockClass(NATIVE.name, block_size)
         blocks = self.arena.free_slots(block_class) + self._class_idle.get(block_class, 0)
-        tokens = (blocks + self._spare_slabs(block_class) * self.arena.per_slab(block_class)) * block_size
+        tokens = (
+            blocks + self._spare_slabs(block_class, self.reserve_slabs) * self.arena.per_slab(block_class)
+        ) * block_size
         for size in BLOCK_SIZES[: BLOCK_SIZES.index(block_size)]:
             tokens += self.arena.free_slots(BlockClass(NATIVE.name, size)) * size
         return tokens
 
-    def _spare_slabs(self, block_class: BlockClass) -> int:
-        """Slabs that requests could have cut for a class, besides those whose blocks are of that class already."""
+    def _spare_slabs(self, block_class: BlockClass, keep_slabs: int) -> int:
+        """Slabs that could be cut for a class, besides those whose blocks are of that class already."""
         whole = len(self._whole) - self._whole_slabs.get(block_class, 0)
-        return max(0, self.arena.num_free_slabs + whole - self.reserve_slabs)
+        return max(0, self.arena.num_free_slabs + whole - keep_slabs)
 
     # -- life of a block ------------------------------------------------------------------------------------------
 
-    def take(
-        self, block_class: BlockClass, first: int, *, keep_slabs: int | None = None, avoid_slab: int = -1
-    ) -> Block | None:
+    def take(self, block_class: BlockClass, first: int, *, keep_slabs: int, avoid_slab: int = -1) -> Block | None:
         """A fresh block without holders, giving up idle ones if need be; None when that does not help.
 
-        ``keep_slabs``: how many slabs stay free, the reserve by default.
+        ``keep_slabs``: how many slabs must stay free.
         """
-        keep = self.reserve_slabs if keep_slabs is None else keep_slabs
         while True:
-            offset = self.arena.allocate(block_class, keep_slabs=keep, avoid_slab=avoid_slab)
+            offset = self.arena.allocate(block_class, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
             if offset is not None:
                 break
             if not self._reclaim(block_class, avoid_slab):
@@ -244,6 +244,25 @@ class BlockPool:
                     self._give_up(other)
                 return True
         return False
+
+    def num_idle(self, block_class: BlockClass) -> int:
+        """Idle blocks of a class."""
+        return self._class_idle.get(block_class, 0)
+
+    def num_idle_in(self, slab: int) -> int:
+        """Idle blocks in a slab."""
+        return self._slab_idle[slab]
+
+    @property
+    def num_whole_slabs(self) -> int:
+        """Slabs that giving up idle blocks alone would empty."""
+        return len(self._whole)
+
+    def give_up_idle(self, slab: int) -> None:
+        """Give up the idle blocks of a slab."""
+        for block in list(self.blocks_in(slab)):
+            if block.offset in self.idle:
+                self._give_up(block)
 
     def blocks_in(self, slab: int) -> Iterator[Block]:
         """The blocks of a slab by offset."""

@@ -166,8 +166,11 @@ class CacheManager:
         self._stand_on(sequence, match.node)
         return match.num_tokens
 
-    def allocate(self, request: Request, num_new_tokens: int) -> bool:
+    def allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool = False) -> bool:
         """Slots for positions ``num_computed_tokens .. + num_new_tokens`` in every group.
+
+        ``use_reserve``: for the only running sequence. It then always has room for what ``can_ever_fit`` allows, unless
+        a change of settings has left its blocks in several native sizes.
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
@@ -180,14 +183,15 @@ class CacheManager:
             return True
         start = [table.capacity for table in sequence.tables] if sequence is not None else [0] * len(self.groups)
         sizes: list[list[int]] = []
+        keep_slabs = 0 if use_reserve else RESERVE_SLABS
         for pool, capacity in zip(self._pools, start, strict=True):
-            planned = pool.plan_blocks(capacity, end, self._settings.block_size)
+            planned = pool.plan_blocks(capacity, end, self._settings.block_size, keep_slabs=keep_slabs)
             if planned is None:
                 return False
             sizes.append(planned)
         is_new = sequence is None
         sequence = sequence if sequence is not None else self._create(request)
-        if not self._extend(sequence, sizes):
+        if not self._extend(sequence, sizes, keep_slabs):
             if is_new:
                 self.free(request)
             return False
@@ -195,11 +199,11 @@ class CacheManager:
         sequence.capacity = min(table.capacity for table in sequence.tables)
         return True
 
-    def _extend(self, sequence: CacheSequence, sizes: Sequence[Sequence[int]]) -> bool:
+    def _extend(self, sequence: CacheSequence, sizes: Sequence[Sequence[int]], keep_slabs: int) -> bool:
         added: list[int] = []
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             for size in sizes[group]:
-                block = pool.take(BlockClass(NATIVE.name, size), table.capacity)
+                block = pool.take(BlockClass(NATIVE.name, size), table.capacity, keep_slabs=keep_slabs)
                 if block is None:
                     for undo in reversed(added):
                         self._pools[undo].drop(sequence.tables[undo].pop(self._next_version()), sequence.serial)

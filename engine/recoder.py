@@ -30,18 +30,19 @@ from engine.prefix_cache import PrefixCache
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
 _HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
+_RETRY_AFTER = 16  # blocks given back, unless a whole slab is
 
 
 @dataclass(frozen=True, eq=False)
 class RecodeUnit:
     """Sources, adjacent and in order, and the targets that replace them, covering the same positions.
 
-    ``written_to``: for a source that still grows, up to where each holder had slots when this was planned.
+    ``marks``: of the holders of sources that still grow, serial, tokens computed and slots when this was planned.
     """
 
     sources: tuple[Block, ...]
     targets: tuple[Block, ...]
-    written_to: tuple[tuple[int, int], ...] = ()
+    marks: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -90,7 +91,7 @@ class Recoder:
         self.settings = settings
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
-        self._stalled_at = -1  # pool version at which nothing could be planned
+        self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
 
     # -- what should be converted ---------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class Recoder:
             return
         if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
             self.pool.mark_stale(block)
-            self._stalled_at = -1
+            self._stalled_at = None
         else:
             self.pool.unmark_stale(block)
 
@@ -131,7 +132,7 @@ class Recoder:
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
         self.settings = settings
-        self._stalled_at = -1
+        self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):
                 self.pool.unmark_stale(block)
@@ -211,19 +212,23 @@ class Recoder:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan could find anything to do."""
-        return self._stalled_at != self.pool.version and (bool(self.pool.stale) or self._is_cramped())
+        """Whether a plan could find anything to do. After one that found no room, not before some has appeared."""
+        if self._stalled_at is not None:
+            version, free_slabs = self._stalled_at
+            if self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs:
+                return False
+        return bool(self.pool.stale) or self._is_cramped()
 
     def _is_cramped(self) -> bool:
         """No slab for requests, while slots worth a whole slab lie scattered where new blocks would not go."""
-        arena, reserve = self.pool.arena, self.pool.reserve_slabs
-        if arena.num_free_slabs > reserve:
+        pool, arena = self.pool, self.pool.arena
+        if arena.num_free_slabs + pool.num_whole_slabs > pool.reserve_slabs:
             return False
         primary = BlockClass(NATIVE.name, self.settings.block_size)
         return any(
-            arena.free_slots(block_class) >= arena.per_slab(block_class)
-            for block_class in self.pool.class_counts
-            if block_class != primary or arena.num_free_slabs < reserve
+            arena.free_slots(block_class) + pool.num_idle(block_class) >= arena.per_slab(block_class)
+            for block_class in pool.class_counts
+            if block_class != primary or arena.num_free_slabs < pool.reserve_slabs
         )
 
     def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
@@ -240,7 +245,7 @@ class Recoder:
         if not units and (blocked or self._is_cramped()):
             units = self._compact(budget_tokens, in_step=in_step)
         if not units:
-            self._stalled_at = self.pool.version
+            self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
         return units
 
     def _plan_units(
@@ -253,6 +258,8 @@ class Recoder:
         for slab in sorted(self.pool.stale, key=self._cost_to_empty):
             for block in list(self.pool.stale.get(slab, {}).values()):
                 if block.in_recode or not block.is_stale:
+                    continue
+                if blocked and self.target_class(block) in blocked:
                     continue
                 unit = self.unit_of(block)
                 if unit is None:
@@ -315,8 +322,10 @@ class Recoder:
             block.in_recode = True
             targets.append(block)
         growing = {holder for source in sources if not source.is_sealed for holder in source.holders}
-        written_to = tuple((holder, self.sequences[holder].end) for holder in sorted(growing))
-        return RecodeUnit(tuple(sources), tuple(targets), written_to)
+        return RecodeUnit(tuple(sources), tuple(targets), tuple(map(self._mark, sorted(growing))))
+
+    def _mark(self, serial: int) -> tuple[int, int, int]:
+        return serial, self.sequences[serial].committed, self.sequences[serial].end
 
     def _release(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
@@ -324,19 +333,33 @@ class Recoder:
             self.pool.settle(block)
 
     def _compact(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
-        """Move blocks out of the least used slab into free slots of their class, if all of them can go."""
-        arena = self.pool.arena
+        """Move what is held out of the least held slab into slots of its class elsewhere, if all of it can go.
+
+        Idle blocks count as slots, and those of the chosen slab are given up: scattered among held ones they would keep
+        a slab from everybody else.
+        """
+        arena, pool = self.pool.arena, self.pool
         least, chosen = 0, -1
         for slab in range(arena.num_slabs):
-            block_class, used = arena.slab_class(slab), arena.slab_used(slab)
-            if block_class is None or (chosen >= 0 and used * block_class.block_size >= least):
+            block_class = arena.slab_class(slab)
+            if block_class is None:
+                continue
+            used, idle = arena.slab_used(slab), pool.num_idle_in(slab)
+            held = used - idle
+            if chosen >= 0 and held * block_class.block_size >= least:
                 continue
             elsewhere = arena.free_slots(block_class) - (arena.per_slab(block_class) - used)
-            if elsewhere >= used and all(self._is_movable(block, in_step) for block in self.pool.blocks_in(slab)):
-                least, chosen = used * block_class.block_size, slab
+            elsewhere += pool.num_idle(block_class) - idle
+            if 0 < held <= elsewhere and all(
+                block.offset in pool.idle or self._is_movable(block, in_step) for block in pool.blocks_in(slab)
+            ):
+                least, chosen = held * block_class.block_size, slab
+        if chosen < 0:
+            return []
+        pool.give_up_idle(chosen)
         units: list[RecodeUnit] = []
         left = budget_tokens
-        for block in list(self.pool.blocks_in(chosen)) if chosen >= 0 else []:
+        for block in list(pool.blocks_in(chosen)):
             if left is not None and block.size > left and units:
                 break
             unit = self._start([block], block.block_class, may_cut=False, avoid_slab=chosen)
@@ -352,8 +375,12 @@ class Recoder:
             return False
         if block.is_sealed or not in_step:
             return True
-        tables = (self.sequences[holder].tables[self.group] for holder in block.holders)
-        return all(table.blocks[-1] is not block or table.stops[-1] < block.end for table in tables)
+        return not any(self._grows_under(block, self.sequences[holder]) for holder in block.holders)
+
+    def _grows_under(self, block: Block, sequence: CacheSequence) -> bool:
+        """Whether the sequence may still write into the block: it uses more of it than it has computed."""
+        table = sequence.tables[self.group]
+        return sequence.committed < table.stops[table.index_from(block.first)]
 
     # -- committing -----------------------------------------------------------------------------------------------
 
@@ -389,7 +416,7 @@ class Recoder:
         """Planned conversions are checked again: holders may have come, gone or dropped blocks, settings changed."""
         if not any(source.holders or source.nodes for source in unit.sources) or not self._is_nested(unit.sources):
             return False
-        if any(holder in self.sequences and self.sequences[holder].end != end for holder, end in unit.written_to):
+        if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
             return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(

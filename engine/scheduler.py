@@ -233,6 +233,8 @@ class Scheduler:
                 self._preempt(victim, step)
                 continue
             if len(self._running) == 1:
+                if self.cache.allocate(request, num_tokens, use_reserve=True):
+                    break
                 self._start_over(request, step)
             elif _remaining(request) == 1:
                 self._preempt(request, step)
@@ -240,7 +242,7 @@ class Scheduler:
         step.add(request, num_tokens)
 
     def _start_over(self, request: Request, step: _Step) -> None:
-        """Alone, and still no room: mixed block sizes waste some. Compact by starting over, or give up for good."""
+        """Alone, and no room even with the reserve: mixed block sizes waste some. Start over, or give up for good."""
         if self.cache.can_ever_fit(request.num_tokens):
             self._preempt(request, step)
             self.cache.drop_idle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from engine.models.folder import check_folder
 from engine.paths import default_control_socket
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
+from kernels.layout import NATIVE_TILE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from engine.assembly import Assembly
 
 DEFAULT_PORT = 8000
+_MOST_THREADS = 1024  # OpenMP would start any number, until the machine can take no more
+_LONGEST_GRACE_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def serve(options: EngineOptions) -> None:
     from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
 
     options.initial_values()
+    _check_numbers(options)
     # Importing torch takes seconds; the commonest mistake need not wait for it.
     check_folder(options.model)
     _share_processors(options.threads)
@@ -98,6 +103,23 @@ def serve(options: EngineOptions) -> None:
         listener.close()
 
 
+def _check_numbers(options: EngineOptions) -> None:
+    """Raises EngineError for a number that no engine could work with. What depends on the model is checked later."""
+    limits: tuple[tuple[str, float | None, int, float], ...] = (
+        ("--threads", options.threads, 1, _MOST_THREADS),
+        ("--max-waiting", options.max_waiting, 1, math.inf),
+        ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
+        ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
+    )
+    for name, value, least, most in limits:
+        # Not a number is outside, too.
+        if value is not None and not least <= value <= most:
+            allowed = f"at least {least}" if most == math.inf else f"{least} to {most:g}"
+            raise EngineError(f"{name} {value:g}: give {allowed}")
+    if options.recent_tokens < 0 or options.recent_tokens % NATIVE_TILE_TOKENS:
+        raise EngineError(f"--recent-tokens {options.recent_tokens}: give a multiple of {NATIVE_TILE_TOKENS}, or 0")
+
+
 def _share_processors(threads: int | None) -> None:
     """Set up OpenMP before torch is imported: idle threads sleep instead of spinning.
 
@@ -105,8 +127,6 @@ def _share_processors(threads: int | None) -> None:
     products many times slower on a busy machine. What the environment already says wins.
     """
     if threads is not None:
-        if threads < 1:
-            raise EngineError(f"--threads {threads}: at least one thread must compute")
         os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import OrderedDict
@@ -11,6 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,7 +22,7 @@ from engine.clock import Clock
 from engine.metrics import CONTENT_TYPE, EngineMetrics
 from engine.scheduler import AdmissionError
 from engine.server.bridge import AsyncEngine
-from engine.server.errors import ApiError, BadRequest, from_admission, unavailable
+from engine.server.errors import ApiError, BadRequest, client_gone, from_admission, unavailable
 from engine.server.intake import Ask, Intake, ServedModel
 from engine.server.openai import ChatShape, CompletionShape
 from engine.server.output import Answer
@@ -33,9 +35,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,96}")
 
 @dataclass(frozen=True)
 class AppOptions:
-    """``max_body_bytes`` bounds what is read of any request."""
+    """``max_body_bytes`` and ``body_timeout_s`` bound what is read of any request and for how long."""
 
     max_body_bytes: int = 8 << 20
+    body_timeout_s: float = 60.0
     retry_after_s: int = 1
 
 
@@ -74,7 +77,12 @@ class Api:
             Route("/health", self.health),
             Route("/metrics", self.metrics_page),
         ]
-        handlers: dict[Any, Any] = {ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error}
+        handlers: dict[Any, Any] = {
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: client_gone,
+            Exception: _internal_error,
+        }
         return Edge(Starlette(routes=routes, exception_handlers=handlers), self._metrics, self._new_id)
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -161,13 +169,21 @@ class Api:
         return await delivery.whole(http)
 
     async def _document(self, http: HttpRequest) -> object:
-        """The JSON of a body. Raises ApiError 413 for one that is too large, 400 for one that is no JSON."""
+        """The JSON of a body.
+
+        Raises ApiError 413 for one that is too large, 408 for one that does not end, 400 for one that is no JSON.
+        """
         limit, parts, size = self._options.max_body_bytes, [], 0
-        async for part in http.stream():
-            size += len(part)
-            if size > limit:
-                raise ApiError(413, f"the request body is larger than {limit} bytes", code="body_too_large")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self._options.body_timeout_s):
+                async for part in http.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise ApiError(413, f"the request body is larger than {limit} bytes", code="body_too_large")
+                    parts.append(part)
+        except TimeoutError:
+            message = f"the request body did not come within {self._options.body_timeout_s:g} s"
+            raise ApiError(408, message, code="body_too_slow", headers={"Connection": "close"}) from None
         try:
             return json.loads(b"".join(parts))
         except (ValueError, RecursionError) as error:
@@ -211,17 +227,21 @@ class Edge:
         asked = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else self._new_id()
         scope["request_id"] = request_id
-        status = 500
+        status, started = 500, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server does so at its end to what will not finish, mostly bodies that never came whole.
+            if not started:
+                await unavailable("the engine is shutting down").response()(scope, receive, send_with_id)
         finally:
             self._metrics.http_request(scope["path"], status)
 

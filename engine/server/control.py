@@ -14,11 +14,12 @@ import stat
 import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,10 +28,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from engine.errors import EngineError
 from engine.paths import MAX_SOCKET_PATH_BYTES
 from engine.server.bridge import AsyncEngine
+from engine.server.errors import client_gone, encodable
 from engine.tunable_state import Patch
 
 _MAX_BODY_BYTES = 64 << 10
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+# A bound makes pydantic look into the text, which refuses lone surrogates: the answer repeats the names.
+KnobName = Annotated[str, Field(max_length=64)]
 
 
 class PatchBody(BaseModel):
@@ -38,7 +44,7 @@ class PatchBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    changes: dict[str, Any] = Field(min_length=1, max_length=64)
+    changes: dict[KnobName, Any] = Field(min_length=1, max_length=64)
     writer: str = Field(min_length=1, max_length=64)
     reason: str = Field("", max_length=500)
     if_revision: StrictInt | None = None
@@ -172,7 +178,7 @@ def control_app(engine: AsyncEngine) -> Starlette:
         Route("/v1/tunables", _by_method({"GET": tunables, "PATCH": patch}), methods=["GET", "PATCH"]),
         Route("/v1/stats", stats),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error, RuntimeError: _ended}
+    handlers: dict[Any, Any] = {HTTPException: _http_error, ClientDisconnect: client_gone, RuntimeError: _ended}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -211,7 +217,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message}}, status)
+    return JSONResponse({"error": {"message": encodable(message)}}, status)
 
 
 async def _http_error(_http: HttpRequest, error: Exception) -> Response:

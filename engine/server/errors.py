@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from starlette.responses import JSONResponse
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from engine.scheduler import AdmissionError
+
+# nginx's "client closed request"; nobody reads it, but logs and metrics do.
+CLIENT_CLOSED = 499
 
 
 class ApiError(Exception):
@@ -24,7 +28,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = encodable(message)
         self.kind = kind
         self.param = param
         self.code = code
@@ -57,3 +61,13 @@ def from_admission(error: AdmissionError, retry_after_s: int) -> ApiError:
         return unavailable(str(error))
     code = "context_length_exceeded" if error.kind == "too_long" else error.kind
     return BadRequest(str(error), "prompt", code)
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates, which JSON may smuggle in and UTF-8 cannot carry, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+async def client_gone(_http: HttpRequest, _error: Exception) -> Response:
+    """For a client that hung up before its request was whole: no answer is read, and it is no error of ours."""
+    return Response(status_code=CLIENT_CLOSED)

@@ -16,6 +16,8 @@ from engine.tokenizer import ChatTemplateError, ModelTokenizer
 _DEFAULT_COMPLETION_TOKENS = 16
 # Longer texts are tokenised on another thread, so that other requests' tokens keep flowing meanwhile.
 _INLINE_CHARACTERS = 4096
+# What chat templates get from us; ``self`` is no name that a call could pass on.
+_RESERVED_VARIABLES = frozenset({"messages", "bos_token", "eos_token", "unk_token", "pad_token", "self"})
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Intake:
         """The prompt text of a chat. Raises BadRequest when the model's template does not accept it."""
         rendered = [message.rendered() for message in messages]
         extra = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
-        reserved = {"messages", "bos_token", "eos_token", "unk_token", "pad_token"} & extra.keys()
+        reserved = _RESERVED_VARIABLES & extra.keys()
         if reserved:
             raise BadRequest(f"chat_template_kwargs may not set {', '.join(sorted(reserved))}", "chat_template_kwargs")
         try:

@@ -121,6 +121,7 @@ class ChatShape:
         self._created_s = created_s
         self._model = model
         self._token_text = token_text
+        self._is_first = True
 
     def first_chunk(self, answer: Answer) -> Json | None:
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -141,6 +142,9 @@ class ChatShape:
         if self._ask.return_token_ids:
             choice["token_ids"] = piece.token_ids
         document = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self._ask.num_prompt_logprobs is not None and self._is_first:
+            document["prompt_logprobs"] = prompt_logprobs(piece.prompt_logprobs, self._token_text)
+        self._is_first = False
         return _with_running_usage(document, self._ask, answer)
 
     def usage_chunk(self, answer: Answer) -> Json:

@@ -13,12 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from engine.request import FinishReason
 from engine.server.bridge import AsyncEngine, ClientGone, RequestStream
-from engine.server.errors import ApiError, unavailable
+from engine.server.errors import CLIENT_CLOSED, ApiError, unavailable
 from engine.server.openai import Json, Shape
 from engine.server.output import Answer, Piece
-
-# nginx's "client closed request"; nobody reads it, but logs and metrics do.
-_CLIENT_CLOSED = 499
 
 
 def event(document: Json) -> bytes:
@@ -42,7 +39,7 @@ class Delivery:
                 while piece.finish_reason is None:
                     piece.extend(await self._next())
         except ClientGone:
-            return Response(status_code=_CLIENT_CLOSED)
+            return Response(status_code=CLIENT_CLOSED)
         error = _failure(piece)
         if error is not None:
             return error.response()

@@ -100,9 +100,44 @@ def test_native_blocks_computed_over_lossy_ones_are_no_hit_either() -> None:
     for _ in range(80):
         world.step()  # stored native from here on, but over int4
     assert first.output_ids
+    again(world, first.all_ids[:200])  # the first 192 tokens are cached natively now, and computed over native
     follow = again(world, first.all_ids[:280])
-    assert follow.num_cached_tokens == 0
+    assert follow.num_cached_tokens == 192
     assert again(world, first.all_ids[:280]).num_cached_tokens == 272
+
+
+def test_what_is_computed_over_a_lossy_hit_is_marked_too() -> None:
+    world = World(values={"kv_format": "int8"}, sync=True)
+    warm(world, ids(1, 192) + [1] * 40)
+    second = world.add(ids(1, 192) + ids(2, 32), max_tokens=5)
+    world.step()
+    assert second.num_cached_tokens == 192
+    assert {kind for kind, _, first, _ in world.table(second) if first >= 192} == {"native"}
+    world.scheduler.abort(second.request_id)
+    world.apply(kv_format="native")
+    again(world, [*ids(1, 192), 1])
+    assert again(world, ids(1, 192) + ids(2, 32) + [1]).num_cached_tokens == 192
+
+
+def test_a_block_reached_in_its_middle_serves_its_start_as_well() -> None:
+    known = list(range(64))
+
+    def runs(*chunks: tuple[Block, int]) -> list[tuple[Block, int]]:
+        """Enter (block, ancestry) of each chunk; what a match then takes."""
+        prefix = PrefixCache([None])
+        node = prefix.root("")
+        for index, (block, ancestry) in enumerate(chunks):
+            node = prefix.child(node, known[16 * index : 16 * index + 16])
+            prefix.put(node, 0, block, 16 * index, ancestry)
+        match = prefix.match(known, "", 1)
+        assert match.num_tokens == 64
+        assert match.lossiness == max(max(ancestry, block.block_class.lossiness) for block, ancestry in chunks)
+        return match.runs[0]
+
+    wide, narrow = Block(0, BlockClass("native", 64), 0), Block(16, BlockClass("native", 32), 32)
+    assert runs((wide, 0), (wide, 0), (wide, 0), (narrow, 0)) == [(wide, 32), (narrow, 64)]
+    lossy = Block(48, BlockClass("int8", 64), 0)
+    assert runs((wide, 0), (wide, 0), (lossy, 1), (lossy, 1)) == [(lossy, 64)]
 
 
 def test_milder_blocks_are_a_hit_and_are_then_converted() -> None:
@@ -151,6 +186,7 @@ def test_tokens_generated_after_an_eviction_are_not_cached() -> None:
     assert first.num_evicted_tokens > 0
     follow = again(world, first.all_ids + ids(2, 20))
     assert 272 <= follow.num_cached_tokens <= 304  # the prompt, and what came before the first eviction
+    assert again(world, first.all_ids[304:]).num_cached_tokens == 0  # nor as if they were a beginning
 
 
 def test_two_that_compute_the_same_at_once_share_from_then_on() -> None:

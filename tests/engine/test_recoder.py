@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from cache_world import World, ids
 
 from engine.events import BlocksRecoded, RecodesCancelled
+from engine.plan import RecodeBatch
 
 FORMATS = ["native", "int8", "k8v4", "int4"]
 SIZES = [16, 32, 64, 128, 256]
@@ -228,6 +229,26 @@ def test_an_evicted_holder_gets_no_dropped_tokens_back_by_a_merge() -> None:
     world.run(check=True)
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_a_moved_block_that_grew_meanwhile_stays_where_it_was(late: bool) -> None:
+    world = World(num_slabs=16, recode_tokens=0)
+    request = world.add(ids(1, 40), max_tokens=20)
+    world.step()
+    table = world.table(request)
+    tail = world.cache._by_request[request.request_id].tables[0].blocks[-1]
+    unit = world.cache._recoders[0]._start([tail], tail.block_class, may_cut=True)
+    assert unit is not None
+    world.cache._in_flight[0] = [unit]
+    batch = RecodeBatch(0, tuple(unit.jobs()), unit.num_tokens)
+    world.arenas[0].recode(batch)
+    if late:
+        world.step()
+    world.cache.finish_recodes([batch])
+    assert (world.table(request)[-1][1] == table[-1][1]) == late
+    assert len(world.events.of(RecodesCancelled)) == late
+    world.run(check=True)
+
+
 def test_sync_mode_converts_everything_at_the_next_boundary() -> None:
     world = World(num_slabs=16, sync=True, recode_tokens=0)
     request = world.add(ids(1, 600), max_tokens=100)
@@ -293,3 +314,43 @@ def test_compaction_frees_a_slab_when_strict_blocks_pin_them_all() -> None:
     assert world.cache.converged_fraction() == 1.0
     # 20 int8 blocks in two slabs, 40 native ones in three: the reserve is back.
     assert pool.arena.num_free_slabs == 1
+
+
+def test_blocks_that_a_step_writes_are_not_movable_inside_it() -> None:
+    world = World(num_slabs=16, recode_tokens=0, values={"max_num_batched_tokens": 64})
+    request = world.add(ids(1, 150), max_tokens=20)
+    world.step()
+    world.apply(max_num_batched_tokens=128)
+    recoder = world.cache._recoders[0]
+    plan = world.scheduler.schedule()  # writes 64 .. 150
+    blocks = world.cache._by_request[request.request_id].tables[0].blocks
+    assert [recoder._is_movable(block, in_step=True) for block in blocks] == [True] * 4 + [False] * 6
+    world.scheduler.update(plan, world.run_plan(plan))
+    assert all(recoder._is_movable(block, in_step=False) for block in blocks)
+
+
+def test_idle_blocks_between_held_ones_do_not_keep_slabs_from_requests() -> None:
+    world = World(num_slabs=8, recode_tokens=0, recent_tokens=0, values={"max_num_batched_tokens": 2048})
+    requests = []
+    for i in range(27):
+        requests.append(world.add(ids(i, 66), max_tokens=60))
+        world.step()
+    world.apply(kv_format="int8")
+    settle(world)
+    pool = world.cache._pools[0]
+    for i in range(27, 60):  # int8 leaves room for more of the same
+        requests.append(world.add(ids(i, 66), max_tokens=60))
+        world.step()
+        settle(world)
+    for index, request in enumerate(requests):
+        if index % 4 and request.request_id in world.scheduler._requests:
+            world.scheduler.abort(request.request_id)
+    world.cache.check_integrity()
+    held = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}
+    spare = pool.arena.num_free_slabs + pool.num_whole_slabs
+    settle(world)
+    world.cache.check_integrity()
+    left = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}
+    assert spare <= pool.reserve_slabs, "the scene needs a pool without a slab to spare"
+    assert len(left) < len(held)
+    assert pool.arena.num_free_slabs + pool.num_whole_slabs > pool.reserve_slabs

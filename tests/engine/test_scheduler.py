@@ -190,9 +190,9 @@ def test_what_no_longer_fits_ends_in_an_error_instead_of_hanging(monkeypatch: py
     waiting = world.add(ids(2, 900), max_tokens=2)
     short = world.add(ids(3, 20), max_tokens=2)
     pool = world.cache._pools[0]
-    while pool.arena.num_free_slabs > 1:  # somebody takes all the rest
+    while pool.arena.num_free_slabs:  # somebody takes all the rest
         for _ in range(16):
-            pool.take(pool.blocks[0].block_class, 0)
+            pool.take(pool.blocks[0].block_class, 0, keep_slabs=0)
     monkeypatch.setattr(world.cache, "max_sequence_tokens", lambda: 500)
     for _ in range(200):
         world.step()
@@ -346,6 +346,16 @@ def test_a_lone_request_that_wasted_room_on_mixed_sizes_starts_over_and_ends() -
             world.apply(block_size=[256, 16][step // 40 % 2])
         world.step()
     assert len(request.output_ids) == 470
+
+
+def test_a_lone_request_is_not_starved_by_its_own_recoding() -> None:
+    """Half-filled int4 slabs must not take the room that admission has promised."""
+    values = {"kv_format": "int4", "max_num_batched_tokens": 128}
+    world = World(num_slabs=3, recent_tokens=64, recode_tokens=64, values=values)
+    request = world.add(ids(1, 447), max_tokens=39)
+    world.run(500, check=True)
+    assert request.num_preemptions == 0
+    assert len(request.output_ids) == 39
 
 
 # -- cancellation ----------------------------------------------------------------------------------------------------

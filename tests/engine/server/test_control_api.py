@@ -114,6 +114,9 @@ def test_one_bad_change_rejects_all(client: ControlClient, changes: dict[str, An
         ("PATCH", "x" * 100_000, 413),
         ("PATCH", '{"changes": {"kv_format": "int9"}, "writer": "x"}', 422),
         ("PATCH", '{"changes": {"kv_format": "int8"}, "writer": "x", "if_revision": 99}', 409),
+        ("PATCH", r'{"changes": {"\ud800": 1}, "writer": "x"}', 400),
+        ("PATCH", r'{"changes": {"kv_format": "int8"}, "writer": "x", "\ud800": 1}', 400),
+        ("PATCH", r'{"changes": {"kv_format": "\ud800"}, "writer": "x"}', 422),
         ("DELETE", "", 405),
     ],
 )

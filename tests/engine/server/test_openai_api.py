@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -179,6 +181,56 @@ def test_bodies_that_are_no_requests(serve: Serve, content: bytes, status: int) 
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert "x-request-id" in answer.headers
+
+
+@pytest.mark.parametrize("variables", [{"self": 1}, {"messages": []}, {"bos_token": "x"}])
+def test_template_variables_that_are_ours(http: httpx.Client, variables: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template_kwargs": variables}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_client_that_hangs_up_within_its_body_is_no_error(
+    server: Any, caplog: pytest.LogCaptureFixture, control: bool
+) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    path, method = ("/v1/tunables", "PATCH") if control else (PATH, "POST")
+    family = socket.AF_UNIX if control else socket.AF_INET
+    with socket.socket(family) as client:
+        client.settimeout(10)
+        client.connect(str(server.control_path) if control else (host, int(port)))
+        client.sendall(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def half_a_request(server: Any) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    client = socket.create_connection((host, int(port)), timeout=20)
+    client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+    return client
+
+
+def test_a_body_that_never_comes_is_given_up(serve: Serve) -> None:
+    server = serve(server=ServerOptions(grace_s=0, app=AppOptions(body_timeout_s=0.05)))
+    with half_a_request(server) as client, client.makefile("rb") as answer:
+        text = answer.read()  # to the end: the connection closes
+    assert text.startswith(b"HTTP/1.1 408 ")
+    assert b"body_too_slow" in text
+    assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+def test_half_a_request_does_not_make_the_end_noisy(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve()
+    with half_a_request(server) as client, client.makefile("rb") as answer:
+        assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+        server.stop()
+        assert answer.read().startswith(b"HTTP/1.1 503 ")
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_unknown_paths_methods_and_models(http: httpx.Client) -> None:

@@ -65,10 +65,10 @@ def fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return lines[0]
 
 
-def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
     with bind_tcp("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        line = fails(capsys, ["--model", str(tmp_path), "--port", port, "--control", str(tmp_path / "c.sock")])
+        line = fails(capsys, ["--model", str(tiny), "--port", port, "--control", str(tmp_path / "c.sock")])
     assert f"127.0.0.1:{port}" in line
     assert "--port" in line
     assert not (tmp_path / "c.sock").exists()
@@ -82,13 +82,22 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["--set", "block_size=48"], "16, 32, 64, 128, 256"),
         (["--set", "page=1"], "unknown tunable"),
         (["--control", "/tmp/" + "x" * 120], "shorter"),
-        ([], "does not exist"),
+        (["--model", "no/such/folder"], "does not exist"),
+        (["--threads", "0"], "--threads"),
+        (["--threads", "100000"], "1024"),
+        (["--max-waiting", "0"], "at least 1"),
+        (["--recode-budget", "-1"], "at least 0"),
+        (["--grace", "-1"], "--grace"),
+        (["--grace", "nan"], "--grace nan"),
+        (["--grace", "inf"], "86400"),
+        (["--recent-tokens", "-64"], "multiple of 16"),
+        (["--recent-tokens", "50"], "multiple of 16"),
     ],
 )
 def test_one_line_for_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], hint: str
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, arguments: list[str], hint: str
 ) -> None:
-    common = ["--model", str(tmp_path / "missing"), "--port", "0", "--control", str(tmp_path / "c.sock")]
+    common = ["--model", str(tiny), "--port", "0", "--control", str(tmp_path / "c.sock")]
     assert hint in fails(capsys, [*common, *arguments])
     assert not (tmp_path / "c.sock").exists()
 

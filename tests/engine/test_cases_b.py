@@ -1,0 +1,166 @@
+"""Cases of section B with a real model: what a prefix hit may give after a live switch, against a cold run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.loader import LoadedModel, load_model
+from engine.memory_model import slab_bytes
+from engine.models.random_model import write_random_model
+from engine.offline import OfflineEngine, OfflineResult
+from engine.request import SamplingParams
+from kernels.layout import BLOCK_SIZES, FORMAT_BY_NAME, FORMATS
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+LENGTH, RECENT = 400, 32
+HIT = (LENGTH - 1) // 16 * 16
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder: Path = tmp_path_factory.mktemp("cases") / "model"
+    return load_model(write_random_model(folder, CONFIG, seed=3, deviation=0.25), dtype="float32")
+
+
+@dataclass
+class Run:
+    """A prompt's result, and the formats of its older KV after its first step and after its last but one."""
+
+    result: OfflineResult
+    first: set[str]
+    last: set[str]
+
+
+def engine_of(loaded: LoadedModel, values: dict[str, Any]) -> OfflineEngine:
+    slab = sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+    values = {"max_num_batched_tokens": 64, **values}
+    return OfflineEngine(loaded, pool_bytes=24 * slab, values=values, recent_tokens=RECENT)
+
+
+def send(engine: OfflineEngine, prompt: list[int], max_tokens: int = 6) -> Run:
+    result = engine.add(prompt, SamplingParams(max_tokens=max_tokens, logprobs=20))
+    seen: list[set[str]] = []
+
+    def look(_plan: object) -> None:
+        engine.cache.check_integrity()
+        if engine.cache.holds(result.request):
+            entries = engine.cache.entries(result.request, 0)
+            seen.append({FORMATS[entry.format_code].name for entry in entries if entry.first < HIT - RECENT - 256})
+
+    engine.run(look)
+    return Run(result, seen[0], seen[-1])
+
+
+def prompt_of(seed: int = 5) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(64) for _ in range(LENGTH)]
+
+
+def assert_same(found: OfflineResult, cold: OfflineResult, tolerance: float) -> None:
+    assert found.output_ids == cold.output_ids
+    for one, two in zip(found.logprobs, cold.logprobs, strict=True):
+        assert one.logprob == pytest.approx(two.logprob, abs=tolerance)
+
+
+def distance(one: Run, two: Run) -> float:
+    """Mean difference of the first token's log-probabilities, over the likeliest tokens that both report."""
+    first, second = (dict(run.result.logprobs[0].top) for run in (one, two))
+    common = first.keys() & second.keys()
+    assert len(common) >= 12
+    return sum(abs(first[token] - second[token]) for token in common) / len(common)
+
+
+SWITCHES = [(a, b) for a in FORMAT_BY_NAME for b in FORMAT_BY_NAME if a != b]
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_a_hit_after_a_format_switch_gives_what_a_cold_run_gives(loaded: LoadedModel, before: str, after: str) -> None:
+    """LMCache/LMCache#1856: KV of the old format serves only where it is no lossier, and is converted at once.
+
+    A lossier one is no hit, and the output is a cold run's. A milder one is a hit, no farther from native than a cold
+    run at the new setting is (the step that takes it up still reads it as it was).
+    """
+    settings = {"kv_format": after, "block_size": 32}
+    cold = send(engine_of(loaded, settings), prompt_of())
+    engine = engine_of(loaded, {**settings, "kv_format": before})
+    old = send(engine, prompt_of())
+    assert old.last == {before}
+    engine.apply(kv_format=after)
+    new = send(engine, prompt_of())
+    assert new.last == {after}
+    if FORMAT_BY_NAME[before].lossiness > FORMAT_BY_NAME[after].lossiness:
+        assert new.result.request.num_cached_tokens == 0
+        assert_same(new.result, cold.result, 1e-6)
+        # This tells a hit from none: what the lossy blocks would have given is something else.
+        assert distance(old, new) > 1e-4
+    else:
+        assert new.result.request.num_cached_tokens == HIT
+        assert new.first == {after}
+        native = send(engine_of(loaded, {"block_size": 32}), prompt_of())
+        errors = distance(new, native), distance(cold, native)
+        print(f"{before} to {after}: distance to native {errors[0]:.5f} for the hit, {errors[1]:.5f} cold")
+        assert errors[0] <= errors[1] + 1e-3
+
+
+@pytest.mark.parametrize("kv_format", ["native", "int8"])
+def test_a_hit_after_a_block_size_switch_gives_what_a_cold_run_gives(loaded: LoadedModel, kv_format: str) -> None:
+    """LMCache/LMCache#1856 for block sizes: every size after every other, the whole prompt a hit each time."""
+    prompt = prompt_of()
+    cold = {
+        size: send(engine_of(loaded, {"block_size": size, "kv_format": kv_format}), prompt).result
+        for size in BLOCK_SIZES
+    }
+    engine = engine_of(loaded, {"block_size": 16, "kv_format": kv_format})
+    send(engine, prompt)
+    order = [16, 64, 16, 256, 32, 128, 64, 256, 128, 16, 32, 256, 16]
+    for size in order:
+        engine.apply(block_size=size)
+        found = send(engine, prompt)
+        assert found.result.request.num_cached_tokens == HIT
+        # Over int8 a hit computes its last tokens over converted KV, where a cold run had some of it native still.
+        if kv_format == "native":
+            assert_same(found.result, cold[size], 1e-4)
+        else:
+            close = found.result.logprobs[0].logprob
+            assert close == pytest.approx(cold[size].logprobs[0].logprob, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"eviction": "none"}, {"eviction": "window", "keep_tokens": 128}),
+        ({"eviction": "window", "keep_tokens": 128}, {"eviction": "none"}),
+        ({"eviction": "window", "keep_tokens": 128}, {"eviction": "window", "keep_tokens": 256}),
+        ({"eviction": "window", "keep_tokens": 256}, {"eviction": "window", "keep_tokens": 128}),
+    ],
+)
+def test_a_hit_after_an_eviction_switch_gives_what_a_cold_run_gives(
+    loaded: LoadedModel, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """LMCache/LMCache#1856 for eviction policies: also for a follow-up of an answer that was computed with gaps."""
+    engine = engine_of(loaded, before)
+    old = send(engine, prompt_of(), max_tokens=50)
+    follow = [*old.result.request.all_ids, *prompt_of(6)[:30]]
+    engine.apply(**after)
+    for prompt, least in ((prompt_of(), HIT), (follow, HIT)):
+        cold = send(engine_of(loaded, after), prompt)
+        new = send(engine, prompt)
+        cached = new.result.request.num_cached_tokens
+        assert cached >= least
+        assert cached <= LENGTH or before["eviction"] == "none"  # nothing that was computed over a gap
+        assert_same(new.result, cold.result, 1e-4)
+        assert new.result.request.num_evicted_tokens == cold.result.request.num_evicted_tokens
