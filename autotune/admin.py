@@ -20,6 +20,7 @@ from autotune.decisions import DecisionLog
 from autotune.jsonable import finite
 
 _MAX_DECISIONS = 500
+_MAX_DIGITS = 20
 
 
 class AdminError(Exception):
@@ -41,8 +42,10 @@ def admin_app(
 
     def recent(request: Request) -> Response:
         text = request.query_params.get("limit", "50")
-        if not text.isdecimal() or not 1 <= int(text) <= _MAX_DECISIONS:
-            return JSONResponse({"error": f"limit must be 1 to {_MAX_DECISIONS}, got {text!r}"}, status_code=400)
+        # The length first: Python refuses to read thousands of digits.
+        if not text.isdecimal() or len(text) > _MAX_DIGITS or not 1 <= int(text) <= _MAX_DECISIONS:
+            shown = text if len(text) <= _MAX_DIGITS else text[:_MAX_DIGITS] + "…"
+            return JSONResponse({"error": f"limit must be 1 to {_MAX_DECISIONS}, got {shown!r}"}, status_code=400)
         return _json({"decisions": [record.to_json() for record in decisions.recent(int(text))]})
 
     def state(_: Request) -> Response:

@@ -58,6 +58,8 @@ def parse_config(text: str) -> Config:
         raise ConfigError([_yaml_problem(error)]) from error
     except RecursionError as error:
         raise ConfigError(["not valid YAML: nested too deeply"]) from error
+    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
+        raise ConfigError([f"not valid YAML: {error}".splitlines()[0]]) from error
     if data is None:
         data = {}
     if not isinstance(data, Mapping):

@@ -74,8 +74,9 @@ def take_ownership(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_file(path)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise JournalError(f"journal {path}: {error.strerror or error}; set journal.path") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise JournalError(f"journal {path}: {reason}; set journal.path") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -127,7 +127,8 @@ class ControlClient:
         try:
             return self._http.request(method, path, json=document)
         except httpx.TimeoutException as error:
-            raise EngineUnreachable(f"{self.socket}: no answer within {self._http.timeout.read} s") from error
+            doubt = "" if method == "GET" else "; it may still take the change"
+            raise EngineUnreachable(f"{self.socket}: no answer within {self._http.timeout.read} s{doubt}") from error
         except (httpx.ReadError, httpx.RemoteProtocolError) as error:
             raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
         except (httpx.HTTPError, OSError) as error:

@@ -86,7 +86,7 @@ def load_rules(name_or_path: str | Path) -> RuleSet:
     path = Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RuleError([f"{path}: {reason}; it is neither a file nor a preset ({', '.join(presets())})"]) from error
     try:
@@ -105,6 +105,8 @@ def parse_rules(text: str) -> RuleSet:
         raise RuleError([f"{where}: not YAML: {getattr(error, 'problem', None) or error}".splitlines()[0]]) from error
     except RecursionError:
         raise RuleError(["file: nested too deeply"]) from None
+    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
+        raise RuleError([f"file: not YAML: {error}".splitlines()[0]]) from error
     return _Reader().rule_set(data)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from envs.workload.trace import Trace
 
 _DEFAULT_GENERATED_S = 120.0
+_MOST_VOCAB = 1 << 22  # beyond every model, and still a list that fits in memory
 
 
 def register(app: typer.Typer) -> None:
@@ -43,14 +45,14 @@ def replay(
     tbt_target: Annotated[float | None, typer.Option(help="Seconds between tokens that goodput allows.")] = None,
     tbt_quantile: Annotated[float, typer.Option(help="Which of a request's gaps --tbt-target judges.")] = 0.95,
     vocab: Annotated[
-        int | None, typer.Option(help="Make prompts of token ids below this; else ask the server.")
+        int | None, typer.Option(max=_MOST_VOCAB, help="Make prompts of token ids below this; else ask the server.")
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Send prompts as text, not token ids.")] = False,
     skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Count broken lines, go on.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds until a request counts as failed.")] = 300.0,
     max_connections: Annotated[int, typer.Option(help="Open at once; requests past it fail, none waits.")] = 1024,
     header: Annotated[list[str] | None, typer.Option(help="Extra request header, 'Name: value'.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of prompts, thinning and generators.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, thinning and generators.")] = 0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the summary here; - for stdout.")] = None,
     records_out: Annotated[Path | None, typer.Option("--records", help="Write every request here, JSON lines.")] = None,
 ) -> int:
@@ -81,6 +83,7 @@ def replay(
             | {"--ttft-target": ttft_target, "--tbt-target": tbt_target}
         )
         _check_quantile(tbt_quantile)
+        _check_places(json_out, records_out)
         endpoint = Endpoint.parse(url)
         headers = tuple(_header(line) for line in header or [])
         scaling = Scaling(
@@ -219,6 +222,15 @@ def _check_positive(values: dict[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be > 0, got {value:g}")
+
+
+def _check_places(*files: Path | None) -> None:
+    """What a replay of hours is to be written to is looked at before it, not after it."""
+    for path in files:
+        if path is None or str(path) == "-":
+            continue
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path}: cannot be written; name a file in a folder that exists and is writable")
 
 
 def _check_quantile(value: float) -> None:

@@ -34,7 +34,7 @@ def run(
     duration: Annotated[float, typer.Option(min=1, help="Demonstration: seconds of load per replay.")] = 90.0,
     workload: Annotated[str, typer.Option(help="Demonstration: built-in workload.")] = "reasoning-bursty",
     rules: Annotated[str, typer.Option(help="Demonstration: preset or rules file.")] = "default",
-    seed: Annotated[int, typer.Option(help="Demonstration: seed of the load.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Demonstration: seed of the load.")] = 1,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from autotune.writers import RELEASE_PREFIX
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
 if TYPE_CHECKING:
-    from engine.control_client import PatchAnswer
+    from engine.control_client import ControlClient, PatchAnswer
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,7 @@ def set_tunable(
     """Change knobs of a running engine. The daemon then leaves them alone until `autotune release`."""
     wanted = _parse(changes)
     with connect(control) as client:
-        answer = client.patch(wanted, writer=operator(), reason=reason, if_revision=if_revision)
+        answer = _patch(client, wanted, operator(), reason, if_revision)
     _report(wanted, answer)
 
 
@@ -45,8 +46,19 @@ def release(
         view = client.tunables()
         same = {knob: view["desired"][knob] for knob in knobs}
         writer = f"{RELEASE_PREFIX}{operator()}"
-        answer = client.patch(same, writer=writer, reason="given back to the daemon", if_revision=view["revision"])
+        answer = _patch(client, same, writer, "given back to the daemon", view["revision"])
     _report(same, answer)
+
+
+def _patch(
+    client: ControlClient, changes: Mapping[str, TunableValue], writer: str, reason: str, if_revision: int | None
+) -> PatchAnswer:
+    try:
+        return client.patch(changes, writer=writer, reason=reason, if_revision=if_revision)
+    except UnicodeEncodeError as error:
+        raise CliError("--reason must be text in UTF-8") from error
+    except ValueError as error:  # the engine finds the request malformed: a reason that is too long, say
+        raise CliError(str(error)) from error
 
 
 def _parse(changes: list[str]) -> dict[str, TunableValue]:

@@ -75,6 +75,9 @@ def test_set_with_anything_wrong_changes_nothing(autotune: Any, socket: Any) -> 
     assert code == 1
     assert "conflict" in err
     assert engine.state.revision == 0
+    code, _, err = autotune("set", "kv_format=int8", "--reason", "\udcff", "--control", path)
+    assert (code, err) == (1, "error: --reason must be text in UTF-8\n")
+    assert engine.state.revision == 0
 
 
 @pytest.mark.parametrize("verb", [("tunables",), ("set", "kv_format=int8"), ("release", "kv_format")])

@@ -61,6 +61,15 @@ guard: {rates: {step: {changes: many}}, allowed: {kv_format: [native, fp8], nosu
 
 
 @pytest.mark.parametrize(
+    "text", ["mode: 2026-13-45", "tick_s: " + "9" * 5000, 'tick_s: !!int ""', "tick_s: !!timestamp x", "a: [1"]
+)
+def test_values_that_yaml_itself_cannot_take_are_one_fault(text: str) -> None:
+    (line,) = problems(text)
+    assert line.startswith("not valid YAML")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
     ("text", "path"),
     [
         ("window_s: 0.2\ntick_s: 1", "window_s"),

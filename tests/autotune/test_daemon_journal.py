@@ -126,6 +126,8 @@ def test_unsafe_places_are_refused(tmp_path: Path, trick: str) -> None:
     assert "\n" not in str(caught.value)
     assert victim.read_text() == "precious"
     assert not (tmp_path / "made-by-us").exists()
+    with pytest.raises(JournalError, match="null byte"):
+        Journal(Path(f"{path}\0"), wall_s=lambda: 0.0)
 
 
 def test_a_newer_version_is_left_untouched(tmp_path: Path) -> None:

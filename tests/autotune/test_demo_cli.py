@@ -21,6 +21,7 @@ from autotune.demo.run import bundled_model
         (2, "--workload 'nothing' is not built in; choose one of chat-steady", ["--workload", "nothing"]),
         (1, "/nowhere is not a model folder", ["--demo", "--model", "/nowhere"]),
         (2, "--pairs", ["--pairs", "0"]),
+        (2, "--seed", ["--seed", "-1"]),
     ],
 )
 def test_wrong_usage_is_one_line(

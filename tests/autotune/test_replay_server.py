@@ -286,6 +286,10 @@ def test_the_command_fails_in_one_line(fake: FakeServer, tmp_path: Path, capsys:
         (2, "--timeout must be > 0", [str(good), "--timeout", "-1"]),
         (2, "expected 'Name: value'", [str(good), "--header", "nonsense"]),
         (2, "name a trace file", []),
+        (2, "--seed", [str(good), "--seed", "-1"]),
+        (2, "--vocab", [str(good), "--vocab", "999999999999"]),
+        (2, "nowhere/x.json: cannot be written", [str(good), "--json", str(tmp_path / "nowhere" / "x.json")]),
+        (2, "cannot be written", [str(good), "--records", str(tmp_path)]),
         (1, "no OpenAI-compatible server answers at http://127.0.0.1:9", [str(good), "--url", "http://127.0.0.1:9"]),
         (1, "no request completed; the first failure: queue is full", [str(good), "--url", fake.url]),
     ):

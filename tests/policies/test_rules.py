@@ -83,7 +83,10 @@ def test_all_faults_are_told_at_once() -> None:
     assert [problem.split(":")[0] for problem in problems(bad)] == ["rules[0].when", "rules[1].for", "dwell"]
 
 
-@pytest.mark.parametrize("text", ["", "3", "[]", "rules: 3", "rules: []", "version: 1\nname: a\nrules: [3]", "a: b: c"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "[]", "rules: 3", "rules: []", "version: 1\nname: a\nrules: [3]", "a: b: c", "version: 2026-13-45"],
+)
 def test_what_is_no_rule_file_is_refused(text: str) -> None:
     assert problems(text)
 
@@ -107,3 +110,5 @@ def test_files_and_presets(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(RuleError, match=r"mine\.yaml"):
         load_rules(path)
+    with pytest.raises(RuleError, match="embedded null byte"):
+        load_rules("a\0b")
