@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final, Self
 
 from engine.clock import Clock
@@ -262,11 +263,21 @@ def die_with_parent(environment: Mapping[str, str]) -> None:
     Raises SystemExit when the supervisor died before this could be arranged.
     """
     supervisor = environment.get(SUPERVISOR_PID, "")
-    if not supervisor.isdigit() or os.getppid() != int(supervisor):
+    if not supervisor.isdigit():
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(supervisor):
+    if os.getppid() == int(supervisor):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # Another parent than the supervisor either started us in its place, or got us when it died while we were starting.
+    if os.getppid() != int(supervisor) and not _lives(int(supervisor)):
         raise SystemExit(1)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in {"Z", "X"}
 
 
 def _how_it_ended(code: int) -> str:

@@ -34,6 +34,9 @@ def run(
     duration: Annotated[float, typer.Option(min=1, help="Demonstration: seconds of load per replay.")] = 90.0,
     workload: Annotated[str, typer.Option(help="Demonstration: built-in workload.")] = "reasoning-bursty",
     rules: Annotated[str, typer.Option(help="Demonstration: preset or rules file.")] = "default",
+    against: Annotated[
+        str | None, typer.Option(metavar="RULES", help="Demonstration: compare with these rules, not with no daemon.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Demonstration: seed of the load.")] = 1,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.")
@@ -47,7 +50,7 @@ def run(
     if demo or model is None:
         return _demonstrate(
             model, device=device, dtype=dtype, pairs=pairs, duration_s=duration, workload=workload, rules=rules,
-            seed=seed, run_dir=run_dir,
+            against=against, seed=seed, run_dir=run_dir,
         )  # fmt: skip
     return _serve(
         model, host=host, port=port, device=device, dtype=dtype, kv_pool_bytes=kv_pool_bytes, control=control,
@@ -64,6 +67,7 @@ def _demonstrate(
     duration_s: float,
     workload: str,
     rules: str,
+    against: str | None,
     seed: int,
     run_dir: Path | None,
 ) -> int:
@@ -83,6 +87,7 @@ def _demonstrate(
         duration_s=duration_s,
         workload=workload,
         rules=rules,
+        against=against,
         seed=seed,
         run_folder=run_dir,
     )

@@ -20,9 +20,10 @@ from envs.workload.trace import Trace
 
 @dataclass(frozen=True)
 class Arm:
-    """One replay: with the daemon (``tuned``) or at native defaults without it."""
+    """One replay: of the side to be shown (``tuned``) or the one it is compared with; ``label`` heads its column."""
 
     tuned: bool
+    label: str
     summary: Summary
     seen: Seen
 
@@ -69,14 +70,18 @@ def comparison(arms: Sequence[Arm]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(no_wrap=True)
     for arm in arms:
-        table.add_column("tuned" if arm.tuned else "static native", justify="right")
+        table.add_column(arm.label, justify="right")
     for name, cells in _rows(arms):
         table.add_row(name, *cells)
     return table
 
 
-def result(arms: Sequence[Arm], load: SizedLoad, rates: Rates) -> dict[str, Any]:
-    """The last line. Counts are sums over the tuned arms, latencies and goodput means over them."""
+def result(arms: Sequence[Arm], load: SizedLoad, rates: Rates, against: str | None = None) -> dict[str, Any]:
+    """The last line. Counts are sums over the tuned arms, latencies and goodput means over them.
+
+    The other side's figures start with ``static_native_``, or with ``against_`` when it ran under rules of its own.
+    """
+    other = "static_native" if against is None else "against"
     tuned = [arm for arm in arms if arm.tuned]
     static = [arm for arm in arms if not arm.tuned]
 
@@ -95,12 +100,13 @@ def result(arms: Sequence[Arm], load: SizedLoad, rates: Rates) -> dict[str, Any]
         "ttft_p95_s": _mean(arm.summary.ttft for arm in tuned),
         "tbt_p95_s": _mean(arm.summary.tbt for arm in tuned),
         "goodput_rps": _round(fmean(arm.summary.goodput_rps for arm in tuned)),
-        "static_native_goodput_rps": _round(fmean(arm.summary.goodput_rps for arm in static)),
-        "static_native_ttft_p95_s": _mean(arm.summary.ttft for arm in static),
-        "static_native_tbt_p95_s": _mean(arm.summary.tbt for arm in static),
+        f"{other}_goodput_rps": _round(fmean(arm.summary.goodput_rps for arm in static)),
+        f"{other}_ttft_p95_s": _mean(arm.summary.ttft for arm in static),
+        f"{other}_tbt_p95_s": _mean(arm.summary.tbt for arm in static),
         "pairs": [
             [_round(a.summary.goodput_rps), _round(b.summary.goodput_rps)] for a, b in zip(tuned, static, strict=True)
         ],
+        **({} if against is None else {"against": against}),
         "pool_bytes": load.pool_bytes,
         "peak_rps": _round(load.peak_rps),
         "prefill_tps": _round(rates.prefill_tps),

@@ -62,7 +62,11 @@ class _Interrupted(Exception):  # noqa: N818  # a wish of the user's, not an err
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """``run_folder`` None: a temporary one, removed at the end unless something failed."""
+    """What to demonstrate.
+
+    ``against``: rules of the other side of each pair; None switches the daemon off there, at native defaults.
+    ``run_folder`` None: a temporary one, removed at the end unless something failed.
+    """
 
     model: Path
     device: str = "auto"
@@ -71,6 +75,7 @@ class DemoOptions:
     duration_s: float = 90.0
     workload: str = "reasoning-bursty"
     rules: str = "default"
+    against: str | None = None
     seed: int = 1
     run_folder: Path | None = None
     program: tuple[str, ...] = VERBS  # what runs the verb `engine`
@@ -127,14 +132,15 @@ class _Demo:
         for pair, trace in enumerate(traces):
             # Every other pair the other way round, so that a drift of the machine does not favour one side.
             for tuned in (True, False) if pair % 2 == 0 else (False, True):
-                name = "daemon on" if tuned else "daemon off, native defaults"
+                rules = options.rules if tuned else options.against
+                name = "daemon off, native defaults" if rules is None else f"daemon on, rules {rules}"
                 self._say(f"{3 + len(arms)}. Replay, {name}" + (f" (pair {pair + 1})" if len(traces) > 1 else ""))
-                arms.append(await self._replay(trace, engine, load, tuned=tuned))
+                arms.append(await self._replay(trace, engine, load, tuned=tuned, rules=rules))
         self._console.print(comparison(arms))
-        return result(arms, load, rates)
+        return result(arms, load, rates, options.against)
 
     async def _measure(self, engine: EngineSpec) -> Rates:
-        async with self._stack(engine, None) as stack, _client(stack, self._clock) as client:
+        async with self._stack(engine) as stack, _client(stack, self._clock) as client:
             server = await self._unless_stopped(learn(client, model=None))
             return await self._unless_stopped(measure(client, server))
 
@@ -150,9 +156,11 @@ class _Demo:
         ]
         return load, traces
 
-    async def _replay(self, trace: Trace, engine: EngineSpec, load: SizedLoad, *, tuned: bool) -> Arm:
+    async def _replay(
+        self, trace: Trace, engine: EngineSpec, load: SizedLoad, *, tuned: bool, rules: str | None
+    ) -> Arm:
         targets = Targets(load.ttft_target_s, load.tbt_target_s)
-        async with self._stack(engine, load if tuned else None) as stack, _client(stack, self._clock) as client:
+        async with self._stack(engine, load, rules) as stack, _client(stack, self._clock) as client:
             server = await self._unless_stopped(learn(client, model=None))
             watcher = Watcher(stack, self._show)
             watcher.start()
@@ -165,26 +173,28 @@ class _Demo:
                     stop=self._stop,
                     seed=self._options.seed,
                     console=self._console,
-                    title="daemon on" if tuned else "daemon off",
+                    title="daemon off" if rules is None else "daemon on",
                 )
             finally:
                 seen = await asyncio.to_thread(watcher.stop)
         if outcome.progress.stopped or self._stop.is_set():
             raise _Interrupted
-        return Arm(tuned, outcome.summary, seen)
+        return Arm(tuned, "static native" if rules is None else rules, outcome.summary, seen)
 
     @contextlib.asynccontextmanager
-    async def _stack(self, engine: EngineSpec, load: SizedLoad | None) -> AsyncIterator[Stack]:
-        """A running engine, and a daemon when there is a load to tune for; both gone afterwards."""
+    async def _stack(
+        self, engine: EngineSpec, load: SizedLoad | None = None, rules: str | None = None
+    ) -> AsyncIterator[Stack]:
+        """A running engine, and a daemon when there are a load and rules to tune it by; both gone afterwards."""
         self._stacks += 1
-        stack = new_stack(self._folder / f"{self._stacks}", tuned=load is not None)
+        stack = new_stack(self._folder / f"{self._stacks}", tuned=rules is not None)
         config = None
-        if load is not None:
+        if load is not None and rules is not None:
             config = daemon_config(
                 stack,
                 ttft_target_s=load.ttft_target_s,
                 tbt_target_s=load.tbt_target_s,
-                rules=self._options.rules,
+                rules=rules,
             )
         children = supervisor(stack, engine, config, self._clock, report=self._say)
         self._running = children

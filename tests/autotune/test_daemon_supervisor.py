@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.supervisor import BackOff, ChildSpec, Supervisor, SupervisorError
+from autotune.supervisor import SUPERVISOR_PID, BackOff, ChildSpec, Supervisor, SupervisorError, die_with_parent
 from engine.clock import RealClock
 
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(60)"
@@ -153,7 +153,7 @@ def test_children_die_with_a_supervisor_that_is_killed() -> None:
     child += "print(os.getpid(), flush=True)\ntime.sleep(60)"
     parent = f"""
 import sys, time
-from autotune.supervisor import ChildSpec, Supervisor
+from autotune.supervisor import SUPERVISOR_PID, ChildSpec, Supervisor, die_with_parent
 from engine.clock import RealClock
 print_pid = lambda line: print(line, flush=True)
 Supervisor([ChildSpec("engine", (sys.executable, "-c", {child!r}), output=print_pid)], RealClock()).start()
@@ -170,3 +170,16 @@ time.sleep(60)
     ready, _, _ = select.select([handle], [], [], 10)
     os.close(handle)
     assert ready, "the child outlived its supervisor"
+
+
+def test_a_child_whose_supervisor_died_while_it_started_ends() -> None:
+    """Its parent is somebody else by then, which must not be taken for a start without a supervisor."""
+    gone = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet reaped
+    with pytest.raises(SystemExit):
+        die_with_parent({SUPERVISOR_PID: str(gone.pid)})
+    gone.wait()
+    with pytest.raises(SystemExit):
+        die_with_parent({SUPERVISOR_PID: str(gone.pid)})
+    die_with_parent({SUPERVISOR_PID: str(os.getpid())})  # alive, but not our parent: started in a supervisor's place
+    die_with_parent({})

@@ -244,7 +244,9 @@ def test_the_result_lists_values_in_the_order_of_the_knob() -> None:
         values={"kv_format": ["native", "int8"], "block_size": [32, 16], "eviction": ["none"]},
     )
     document = result(
-        [Arm(True, summary, seen), Arm(False, summary, Seen())], load, Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448)
+        [Arm(True, "default", summary, seen), Arm(False, "static native", summary, Seen())],
+        load,
+        Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448),
     )
     assert document["formats_used"] == ["native", "int8", "int4"]
     assert document["block_sizes_used"] == [16, 32]
@@ -252,3 +254,13 @@ def test_the_result_lists_values_in_the_order_of_the_knob() -> None:
     assert document["decisions_applied"] == 1
     assert document["ttft_p95_s"] is None
     json.dumps(document)
+
+
+def test_figures_of_other_rules_are_not_called_static_native() -> None:
+    load: SizedLoad = size(Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448), Memory(3072, 912, 80, 256, 8, 4096), 1.0, 100, 300)
+    summary = summarise([], Targets())
+    arms = [Arm(True, "default", summary, Seen()), Arm(False, "literature", summary, Seen())]
+    document = result(arms, load, Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448), "literature")
+    assert document["against"] == "literature"
+    assert "against_goodput_rps" in document
+    assert not any(key.startswith("static_native") for key in document)
