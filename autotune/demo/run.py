@@ -179,7 +179,8 @@ class _Demo:
                 seen = await asyncio.to_thread(watcher.stop)
         if outcome.progress.stopped or self._stop.is_set():
             raise _Interrupted
-        return Arm(tuned, "static native" if rules is None else rules, outcome.summary, seen)
+        label = "static native" if rules is None else rules if self._options.against else "tuned"
+        return Arm(tuned, label, outcome.summary, seen)
 
     @contextlib.asynccontextmanager
     async def _stack(
