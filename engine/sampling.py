@@ -18,6 +18,7 @@ from engine.plan import TokenLogprobs
 from engine.request import Request, SamplingParams
 
 _MASK64 = (1 << 64) - 1
+_COLDEST = 1e-5
 _TOP_CANDIDATES = 1024  # the nucleus is sought among these before the whole vocabulary is sorted
 _LOGPROB_ELEMENTS = 1 << 24  # log-softmax of a prompt goes in slices of about this many elements
 
@@ -33,7 +34,8 @@ def uniform(seed: int, index: int) -> float:
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    return params.temperature <= 0.0
+    """Nearly 0 counts as 0, with vLLM's bound; dividing by less than float32 holds would give NaN."""
+    return params.temperature < _COLDEST
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -132,7 +134,9 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cumulated, torch.minimum(uniforms * total, below_total), right=True)
+    found = torch.searchsorted(cumulated, torch.minimum(uniforms * total, below_total), right=True)
+    # Past the end where a row holds NaN: such a row must not take the others of its batch with it.
+    return found.clamp_(max=probabilities.shape[-1] - 1)
 
 
 def _truncate(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,8 @@ class Intake:
         if isinstance(prompt, str):
             ids = await self.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
-            ids = self._checked_ids(prompt)
+            ids = prompt
+        self._check_ids(ids)
         room = max(1, self._served.max_model_len - len(ids))
         wanted = min(_DEFAULT_COMPLETION_TOKENS, room) if body.max_tokens is None else body.max_tokens
         prompt_logprobs = body.prompt_logprobs
@@ -91,6 +92,7 @@ class Intake:
             variables=body.chat_template_kwargs,
         )
         ids = await self.encode(text, add_special_tokens=body.add_special_tokens is True)
+        self._check_ids(ids)
         wanted = body.max_completion_tokens or body.max_tokens or max(1, self._served.max_model_len - len(ids))
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         request = self._request(body, request_id, arrival_ns, ids, wanted, num_logprobs, body.prompt_logprobs)
@@ -125,12 +127,12 @@ class Intake:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    def _checked_ids(self, ids: list[int]) -> list[int]:
+    def _check_ids(self, ids: list[int]) -> None:
+        """Ids of text are checked as well: a tokenizer can know more tokens than the model has rows for."""
         size = self._served.vocab_size
-        bad = next((token_id for token_id in ids if not 0 <= token_id < size), None)
-        if bad is not None:
+        if ids and (min(ids) < 0 or max(ids) >= size):
+            bad = next(token_id for token_id in ids if not 0 <= token_id < size)
             raise BadRequest(f"token id {bad} is outside the vocabulary of {size}", "prompt")
-        return ids
 
     def _request(
         self,

@@ -45,7 +45,7 @@ class GenerationFields(ApiModel):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     stop: Stop = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None

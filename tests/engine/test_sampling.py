@@ -176,3 +176,17 @@ def test_logprobs_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_LOGPROB_ELEMENTS", 32)
     assert token_logprobs(logits, tokens, num_top) == whole
     assert len(whole[5].top) == 16
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.5}, {"top_k": 2}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_no_numbers_does_not_take_the_others_with_it(params: dict[str, float], value: float) -> None:
+    logits = torch.tensor([[0.0, 50.0, 0.0], [value] * 3])
+    first, second = sampler().sample(logits, [request(temperature=1.0, **params), request(temperature=1.0, **params)])
+    assert first == 1
+    assert second in range(3)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-40, 1e-46, 5e-324])
+def test_the_coldest_temperatures_take_the_maximum(temperature: float) -> None:
+    assert draw_many(torch.tensor([0.0, 2.0, 1.0]), 20, temperature=temperature) == {1: 20}

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +14,9 @@ import openai
 import pytest
 
 from engine.server.app import AppOptions
+from engine.server.errors import BadRequest
+from engine.server.intake import Intake, ServedModel
+from engine.server.protocol import ChatRequest, CompletionRequest, parse
 from engine.server.run import ServerOptions
 
 Serve = Callable[..., Any]
@@ -137,6 +142,8 @@ BAD = [
     ({"prompt": "x", "temperature": -0.1}, "temperature"),
     ({"prompt": "x", "temperature": "hot"}, "temperature"),
     ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "repetition_penalty": 1e-40}, "repetition_penalty"),
+    ({"prompt": [-1], "echo": True}, "prompt"),
     ({"prompt": "x", "logprobs": 1000}, "logprobs"),
     ({"prompt": "x", "stop": [""]}, "stop"),
     ({"prompt": "x", "stop": ["s"] * 17}, "stop"),
@@ -206,6 +213,16 @@ def test_a_client_that_hangs_up_within_its_body_is_no_error(
         assert client.recv(1) == b""
     assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_text_whose_tokens_the_model_does_not_have(served: ServedModel) -> None:
+    """Otherwise the step that looks them up fails, and with it every request that it computes."""
+    intake = Intake(replace(served, vocab_size=100))
+    completion, chat = {"prompt": "az"}, {"messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(BadRequest, match="token id 122 is outside the vocabulary of 100"):
+        asyncio.run(intake.completion(parse(CompletionRequest, completion), "id", 0))
+    with pytest.raises(BadRequest, match="outside the vocabulary of 100"):
+        asyncio.run(intake.chat(parse(ChatRequest, chat), "id", 0))
 
 
 def half_a_request(server: Any) -> socket.socket:
