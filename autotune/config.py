@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from autotune.schema import Config, KeyedError, Section
+from policies.strict_yaml import YamlProblem, load_strict
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "problems_of"]
 
@@ -23,43 +22,12 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with two surprises less.
-
-    A key given twice is refused, where plain YAML silently keeps the last; and only ``true`` and ``false`` are
-    booleans, so that ``mode: off`` means the word.
-    """
-
-    # A copy of its own, so that YAML elsewhere in the process keeps its meaning.
-    yaml_implicit_resolvers = {  # noqa: RUF012  # the base class's own declaration
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            if key is not None:
-                seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false)$"), list("tf"))
-
-
 def parse_config(text: str) -> Config:
     """The configuration in ``text``. Raises ConfigError listing every fault."""
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader with one more check
-    except yaml.YAMLError as error:
-        raise ConfigError([_yaml_problem(error)]) from error
-    except RecursionError as error:
-        raise ConfigError(["not valid YAML: nested too deeply"]) from error
-    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
-        raise ConfigError([f"not valid YAML: {error}".splitlines()[0]]) from error
+        data = load_strict(text)
+    except YamlProblem as problem:
+        raise ConfigError([str(problem)]) from problem
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
@@ -113,10 +81,3 @@ def _known_keys(parents: tuple[int | str, ...]) -> list[str]:
             return []
         model = annotation
     return list(model.model_fields)
-
-
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or str(error).splitlines()[0]
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-    return f"not valid YAML{where}: {what}"

@@ -179,13 +179,14 @@ class BatchBuilder:
         written: int,
     ) -> StepInputs:
         ids, positions, query_first, query_starts, *parts = self._staging.send()
+        farthest = max((sequence.start for sequence in sequences[:num_decode]), default=0)
         groups = []
         for group, width in enumerate(widths):
             slots, entries, counts = parts[3 * group : 3 * group + 3]
             table = entries.view(len(sequences), width, ENTRY_WIDTH)
             decode = prefill = None
             if num_decode:
-                decode = TableView(table[:num_decode], counts[:num_decode], query_first[:num_decode])
+                decode = TableView(table[:num_decode], counts[:num_decode], query_first[:num_decode], farthest)
             if num_decode < len(sequences):
                 prefill = TableView(table[num_decode:], counts[num_decode:], query_first[num_decode:])
             groups.append(GroupInputs(slots.view(-1, 2), decode, prefill))

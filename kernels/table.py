@@ -21,11 +21,14 @@ class TableView:
         num_entries: int32 [sequences]; 0 stands for a padding sequence, whose output is zero.
         query_first: int32 [sequences], absolute position of the sequence's first query in this call (for decode: of
             its only one).
+        max_position: an upper bound of ``query_first`` known to the host, or None; without it a GPU decode has to
+            wait for the device to learn how far its sequences reach.
     """
 
     entries: torch.Tensor
     num_entries: torch.Tensor
     query_first: torch.Tensor
+    max_position: int | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -18,16 +18,15 @@ rules:
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from engine.tunables import TunableValue, parse_change
 from policies.expressions import Condition, ExpressionError, parse_condition
+from policies.strict_yaml import YamlProblem, load_strict
 
 _VERSION: Final = 1
 _MAX_RULES: Final = 64  # scenarios are metric labels: a bounded set
@@ -98,35 +97,10 @@ def load_rules(name_or_path: str | Path) -> RuleSet:
 def parse_rules(text: str) -> RuleSet:
     """The rules in a YAML text. Raises RuleError with every fault found."""
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark is not None else "file"
-        raise RuleError([f"{where}: not YAML: {getattr(error, 'problem', None) or error}".splitlines()[0]]) from error
-    except RecursionError:
-        raise RuleError(["file: nested too deeply"]) from None
-    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
-        raise RuleError([f"file: not YAML: {error}".splitlines()[0]]) from error
+        data = load_strict(text)
+    except YamlProblem as problem:
+        raise RuleError([str(problem)]) from problem
     return _Reader().rule_set(data)
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key given twice is refused and only ``true`` and ``false`` are booleans."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012  # the base class's own declaration, copied so that it stays as it is
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|false)$"), list("tf"))
 
 
 class _Reader:

@@ -58,8 +58,7 @@ def half_lanes(dim: int) -> int:
 
 def longest_position(table: TableView) -> int:
     """Largest query position of a decode batch, or the host's bound where there is one (else this waits)."""
-    known = getattr(table, "max_position", None)
-    return int(table.query_first.max()) if known is None else int(known)
+    return int(table.query_first.max()) if table.max_position is None else table.max_position
 
 
 def adjacent_channels(tensor: torch.Tensor) -> torch.Tensor:

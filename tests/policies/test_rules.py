@@ -68,9 +68,13 @@ def problems(text: str) -> list[str]:
         ("priority: 5", "prio: 5", "rules[1].prio: unknown key; known: name"),
         ("otherwise: {kv_format: native}", "otherwise: {kv_format: fp8}", "otherwise.kv_format: 'fp8' is not allowed"),
         ("dwell: 1m", "dwel: 1m", "dwel: unknown key; known: version"),
-        ("dwell: 1m", "dwell: 1m\ndwell: 2m", "line 2: not YAML: key 'dwell' is given twice"),
-        ("dwell: 1m", "dwell: [", "line"),
-        ("dwell: 1m", "dwell: !!python/object:os.system x", "line 5: not YAML: could not determine a constructor"),
+        ("dwell: 1m", "dwell: 1m\ndwell: 2m", "not valid YAML at line 6, column 1: key 'dwell' is given twice"),
+        ("dwell: 1m", "dwell: [", "not valid YAML at line 7"),
+        (
+            "dwell: 1m",
+            "dwell: !!python/object:os.system x",
+            "not valid YAML at line 5, column 8: could not determine a constructor",
+        ),
     ],
 )
 def test_faults_have_a_path(old: str, new: str, complaint: str) -> None:
