@@ -149,6 +149,9 @@ class Guard:
     def check(self, proposal: Change | None, context: GuardContext, state: GuardState) -> tuple[Verdict, GuardState]:
         """The verdict on one proposal and the next state, in which an allowed one counts as made."""
         state = self._current(context.observation, state)
+        # Once somebody else has written a knob, what was asked of it before says nothing about outer limits.
+        taken = self.overrides(context)
+        state = {**state, "asked": {knob: asked for knob, asked in state["asked"].items() if knob not in taken}}
         if proposal is None:
             return Verdict(VerdictCode.NOTHING, "nothing proposed"), state
         verdict = self._judge(proposal, context, state)

@@ -230,6 +230,16 @@ def test_an_operators_change_wins_until_it_is_released() -> None:
     assert driver.propose("kv_format", "int4").allowed
 
 
+def test_a_released_knob_may_move_at_once_to_what_the_daemon_had_asked_for() -> None:
+    driver = Driver()
+    assert driver.propose("kv_format", "int8").allowed
+    driver.knobs["kv_format"] = "native"
+    driver.writers["kv_format"] = Writer("cli:anna", 12)
+    assert driver.propose("kv_format", "int8", after_s=10).code is VerdictCode.OVERRIDE
+    driver.released["kv_format"] = 12
+    assert driver.propose("kv_format", "int8").allowed
+
+
 def test_held_names_every_knob_that_cannot_move_and_why() -> None:
     driver = Driver()
     assert driver.guard.held(driver.context, driver.state) == {}
