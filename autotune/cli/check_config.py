@@ -11,7 +11,7 @@ from autotune.cli._shared import CliError
 
 
 def register(app: typer.Typer) -> None:
-    app.command("check-config")(check_config)
+    app.command("check-config", short_help="Check a configuration and its rules.")(check_config)
 
 
 def check_config(

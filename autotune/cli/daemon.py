@@ -18,7 +18,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("daemon")(daemon)
+    app.command("daemon", short_help="Watch an engine and tune it.")(daemon)
 
 
 def daemon(

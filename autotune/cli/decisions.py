@@ -27,7 +27,7 @@ _SHOWN_EFFECTS = (
 
 
 def register(app: typer.Typer) -> None:
-    app.command("decisions")(decisions)
+    app.command("decisions", short_help="Show what the daemon decided, and why.")(decisions)
 
 
 def decisions(
@@ -43,8 +43,9 @@ def decisions(
 ) -> None:
     """Show the daemon's recent decisions with their reasons and measured effects, oldest first."""
     path = journal or _journal_of(config)
-    unmeasured = _show(_read(path, number, 0), as_json=as_json)
-    last = 0
+    ticks = _read(path, number, 0)
+    unmeasured = _show(ticks, as_json=as_json)
+    last = max((tick.id for tick in ticks), default=0)
     while follow:
         time.sleep(_FOLLOW_S)
         ticks = _read(path, 10_000, min([last, *(tick - 1 for tick in unmeasured)]))

@@ -15,7 +15,9 @@ from autotune.cli._shared import CliError
 def register(app: typer.Typer) -> None:
     # The options are the engine's own; its parser reads them and prints their help.
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("engine", context_settings=settings, add_help_option=False)(engine)
+    app.command("engine", short_help="Serve a model (OpenAI API).", context_settings=settings, add_help_option=False)(
+        engine
+    )
 
 
 def engine(context: typer.Context) -> None:

@@ -24,7 +24,7 @@ _MOST_VOCAB = 1 << 22  # beyond every model, and still a list that fits in memor
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
+    app.command("replay", short_help="Replay a trace against a server.")(replay)
 
 
 def replay(

@@ -14,7 +14,9 @@ from autotune.cli._shared import CliError, ControlOption
 
 
 def register(app: typer.Typer) -> None:
-    app.command("run", context_settings={"ignore_unknown_options": False})(run)
+    app.command(
+        "run", short_help="Engine and daemon together, or a demo.", context_settings={"ignore_unknown_options": False}
+    )(run)
 
 
 def run(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("set")(set_tunable)
-    app.command("release")(release)
+    app.command("set", short_help="Change knobs of a running engine.")(set_tunable)
+    app.command("release", short_help="Give knobs back to the daemon.")(release)
 
 
 def set_tunable(
@@ -47,7 +47,7 @@ def release(
         same = {knob: view["desired"][knob] for knob in knobs}
         writer = f"{RELEASE_PREFIX}{operator()}"
         answer = _patch(client, same, writer, "given back to the daemon", view["revision"])
-    _report(same, answer)
+    _report(same, answer, "{knob}: given back to the daemon, {value} until it moves it")
 
 
 def _patch(
@@ -80,12 +80,13 @@ def _parse(changes: list[str]) -> dict[str, TunableValue]:
     return wanted
 
 
-def _report(wanted: dict[str, TunableValue], answer: PatchAnswer) -> None:
+def _report(wanted: dict[str, TunableValue], answer: PatchAnswer, done: str | None = None) -> None:
+    """Print one line per knob, ``done`` in place of the status of what was taken. Raises CliError for the rest."""
     refused = []
     for knob, result in answer["results"].items():
         line = one_line(f"{knob}={wanted.get(knob)}: {result['status']} {result['why']}".rstrip())
         if result["status"] in {"applied", "converging"}:
-            typer.echo(line)
+            typer.echo(line if done is None else one_line(done.format(knob=knob, value=wanted.get(knob))))
         else:
             refused.append(line)
     if refused:

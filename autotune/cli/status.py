@@ -16,7 +16,7 @@ DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status")(status)
+    app.command("status", short_help="Show how engine and daemon are.")(status)
 
 
 def status(
@@ -34,7 +34,8 @@ def status(
         typer.echo("engine: " + (engine_problem or _engine_line(engine)))
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
         for knob, who in daemon.get("overrides", {}).items():
-            typer.echo(one_line(f"  {knob} is left alone, set by {who}; give it back with: autotune release {knob}"))
+            text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
+            typer.echo("  " + one_line(text))
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
 
 

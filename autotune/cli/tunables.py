@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command("tunables")(tunables)
+    app.command("tunables", short_help="Show every knob of the engine.")(tunables)
 
 
 def tunables(
@@ -42,7 +42,7 @@ def _print_table(view: TunablesView) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("knob", "desired", "effective", "allowed", "last writer"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in {"knob", "desired", "effective"})
     reasons = []
     for knob, desired in view["desired"].items():
         allowed = " ".join(str(value) for value in TUNABLES[knob].values) if knob in TUNABLES else ""

@@ -1,0 +1,41 @@
+"""``autotune decisions --follow``: every decision once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import decisions
+from autotune.journal_file import Tick
+
+
+def tick(number: int) -> Tick:
+    row = {
+        "wall_s": 0.0, "tick": number, "knob": "kv_format", "old": "native", "new": "int8", "verdict": "refused",
+        "scenario": "s", "writer": "autotune", "reason": "because", "why": "",
+    }  # fmt: skip
+    return Tick(number, "run", 0.0, 0, acted=True, body={"decision": row})
+
+
+def test_following_shows_nothing_twice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = [tick(1), tick(2), tick(3)]
+    polls = 0
+
+    def read(_path: Path, limit: int, after_id: int) -> list[Tick]:
+        return [row for row in journal if row.id > after_id][-limit:]
+
+    def pause(_seconds: float) -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 2:
+            journal.append(tick(4))
+        if polls == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(decisions, "_read", read)
+    monkeypatch.setattr(decisions.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        decisions.decisions(number=2, follow=True, journal=Path("journal.db"), config=None, as_json=False)
+    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["[2]", "[3]", "[4]"]
