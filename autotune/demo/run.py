@@ -42,8 +42,11 @@ from envs.workload.generators import Workload, generate
 from envs.workload.scaling import Scaling, cap_context, scale
 from envs.workload.trace import Trace
 
+# The daemon does nothing before it has seen one whole window; until then the start of a load would run as if untuned.
+SETTLE_S = 9.0
 READY_S = 900.0  # the first start compiles kernels, which takes a slow machine minutes
 REQUEST_TIMEOUT_S = 300.0
+ARMS_ABREAST = 4  # columns that fit a terminal
 INTERRUPTED = 130
 T = TypeVar("T")
 # What the engine keeps native of every sequence: its recent tokens and the block being written.
@@ -79,6 +82,7 @@ class DemoOptions:
     seed: int = 1
     run_folder: Path | None = None
     program: tuple[str, ...] = VERBS  # what runs the verb `engine`
+    settle_s: float = SETTLE_S
 
 
 def run_demo(options: DemoOptions, clock: Clock, console: Console) -> int:
@@ -136,7 +140,8 @@ class _Demo:
                 name = "daemon off, native defaults" if rules is None else f"daemon on, rules {rules}"
                 self._say(f"{3 + len(arms)}. Replay, {name}" + (f" (pair {pair + 1})" if len(traces) > 1 else ""))
                 arms.append(await self._replay(trace, engine, load, tuned=tuned, rules=rules))
-        self._console.print(comparison(arms))
+        for start in range(0, len(arms), ARMS_ABREAST):
+            self._console.print(comparison(arms[start : start + ARMS_ABREAST]))
         return result(arms, load, rates, options.against)
 
     async def _measure(self, engine: EngineSpec) -> Rates:
@@ -165,6 +170,8 @@ class _Demo:
             watcher = Watcher(stack, self._show)
             watcher.start()
             try:
+                if rules is not None:
+                    await self._unless_stopped(asyncio.sleep(self._options.settle_s))
                 outcome = await run_session(
                     trace,
                     client,

@@ -119,7 +119,7 @@ from autotune.demo.run import DemoError, DemoOptions, run_demo
 from engine.clock import RealClock
 folder = Path(sys.argv[1])
 options = DemoOptions(folder / "model", duration_s=float(sys.argv[2]), run_folder=folder / "run",
-                      program=(sys.executable, str(folder / "stand_in.py")))
+                      program=(sys.executable, str(folder / "stand_in.py")), settle_s=0.5)
 try:
     sys.exit(run_demo(options, RealClock(), Console()))
 except DemoError as error:
