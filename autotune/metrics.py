@@ -121,6 +121,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("autotune_metrics_invariant_violations", "Readings refused because they cannot be true.", violations)
     yield _counter("autotune_journal_postponed_writes", "Journal writes that had to wait.", snapshot.journal.postponed)
     yield _counter("autotune_journal_dropped_rows", "Journal rows lost for want of room.", snapshot.journal.dropped)
+    yield _counter("autotune_journal_pruned_rows", "Rows deleted to stay in bounds.", snapshot.journal.pruned)
     yield _counter("autotune_journal_moved_aside", "Damaged journals replaced.", snapshot.journal.moved_aside)
     yield _gauge("autotune_last_change_age_seconds", "Time since the daemon last wrote.", snapshot.seconds_since_change)
     overrides = GaugeMetricFamily("autotune_override", "1 where somebody else owns the knob.", labels=["knob"])

@@ -143,15 +143,3 @@ class ListSink:
     def of(self, kind: type[Event]) -> list[Event]:
         """The events of one kind, in order."""
         return [event for event in self.events if isinstance(event, kind)]
-
-
-@dataclass
-class FanOut:
-    """Hands every event to several sinks, in order."""
-
-    sinks: tuple[EventSink, ...]
-
-    def emit(self, event: Event) -> None:
-        """Pass one event on."""
-        for sink in self.sinks:
-            sink.emit(event)

@@ -88,7 +88,3 @@ class Request:
     @property
     def all_ids(self) -> list[int]:
         return self.prompt_ids + self.output_ids
-
-    @property
-    def is_prompt_complete(self) -> bool:
-        return self.num_computed_tokens >= len(self.prompt_ids)

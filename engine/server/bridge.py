@@ -72,10 +72,6 @@ class AsyncEngine:
             return f"the engine has stopped: {self._core.broken}"
         return None if self._thread.is_alive else "the engine has not started"
 
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
-
     async def submit(self, request: Request) -> RequestStream:
         """Hand a request over and wait until it is admitted to the queue.
 

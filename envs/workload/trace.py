@@ -52,9 +52,6 @@ class Trace:
     def output_tokens(self) -> int:
         return sum(request.output_tokens for request in self.requests)
 
-    def with_notes(self, *notes: str) -> Trace:
-        return replace(self, notes=(*self.notes, *notes))
-
 
 def from_requests(
     name: str,

@@ -12,7 +12,6 @@ import pytest
 
 from autotune.cli import app
 from autotune.cli._shared import fail_with
-from autotune.demo.run import bundled_model
 
 
 @pytest.mark.parametrize(
@@ -44,8 +43,6 @@ def test_a_model_that_cannot_be_served_is_one_line_and_ends(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_real_demonstration_moves_every_knob() -> None:
-    if not (bundled_model() / "model.safetensors").is_file():
-        pytest.skip("the bundled model is not there")
     command = [sys.executable, "-m", "autotune.demo"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=1700, check=False)
     assert done.returncode == 0
@@ -61,8 +58,6 @@ def test_the_real_demonstration_moves_every_knob() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_real_demonstration_can_be_interrupted() -> None:
-    if not (bundled_model() / "model.safetensors").is_file():
-        pytest.skip("the bundled model is not there")
     process = subprocess.Popen([sys.executable, "-m", "autotune.demo"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
