@@ -18,6 +18,7 @@ BACKENDS = ("cpu", "triton", "reference")
 OPERATIONS = {
     "write_kv": "write_kv",
     "decode_attention": "decode_attention",
+    "attention_mass": "attention_mass",
     "prefill_attention": "prefill_attention",
     "recode": "recode",
     "gather_kv": "gather",
@@ -48,6 +49,22 @@ class KernelBackend(Protocol):
         scale: float,
         window: int = 0,
         out: torch.Tensor,
+        mass: torch.Tensor | None = None,
+    ) -> None: ...
+
+    def attention_mass(
+        self,
+        query: torch.Tensor,
+        arena: torch.Tensor,
+        shape: KVShape,
+        layer: int,
+        table: TableView,
+        query_starts: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        last: int,
+        mass: torch.Tensor,
     ) -> None: ...
 
     def prefill_attention(
