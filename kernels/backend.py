@@ -22,6 +22,7 @@ OPERATIONS = {
     "prefill_attention": "prefill_attention",
     "recode": "recode",
     "gather_kv": "gather",
+    "copy_bytes": "copy_bytes",
 }
 
 
@@ -95,6 +96,8 @@ class KernelBackend(Protocol):
         *,
         native_dtype: torch.dtype | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def copy_bytes(self, source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> None: ...
 
 
 def select_backend(device: torch.device, name: str | None = None) -> KernelBackend:

@@ -241,6 +241,37 @@ def gather_kv(
     return _chosen(backend, arena).gather_kv(arena, shape, layer, entries, num_entries, native_dtype=native_dtype)
 
 
+def copy_bytes(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, *, backend: Backend = None) -> None:
+    """Copy runs of bytes between two tensors of the same or of different devices: blocks to the host and back.
+
+    With a GPU this runs on its current stream and waits for nothing where host memory is pinned, whose owner then must
+    keep it, and leave it alone, until the stream is done. Host memory that is not pinned is staged, which waits.
+
+    Args:
+        source: contiguous uint8 [bytes], on the CPU or a GPU; its storage offset is even.
+        target: like ``source``; may be the same tensor.
+        rows: int64 [rows, 3]: source byte, target byte, number of bytes, all even. No two rows may write the same
+            byte, and none what any row reads. On the CPU they are checked; on the GPU's side they are trusted.
+        backend: see the module.
+
+    Raises:
+        ValueError: also for rows (on the CPU) that are odd, leave a tensor or overlap in the target.
+    """
+    for name, tensor in (("source", source), ("target", target)):
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous uint8 [bytes], got {tensor.dtype} {tuple(tensor.shape)}")
+        if tensor.storage_offset() % 2:
+            raise ValueError(f"{name} starts at an odd byte of its storage")
+    if rows.dtype != torch.int64 or rows.dim() != 2 or rows.shape[1] != 3:
+        raise ValueError(f"rows must be int64 [rows, 3], got {rows.dtype} {tuple(rows.shape)}")
+    devices = {tensor.device for tensor in (source, target, rows) if tensor.device.type != "cpu"}
+    if len(devices) > 1 or (rows.device.type != "cpu" and devices - {source.device, target.device}):
+        raise ValueError(f"source on {source.device}, target on {target.device} and rows on {rows.device}")
+    if rows.device.type == "cpu":
+        _check_copies(source, target, rows)
+    _chosen(backend, target if target.device.type != "cpu" else source).copy_bytes(source, target, rows)
+
+
 def warm_up(device: torch.device, native_dtype: torch.dtype, *, backend: str | None = None) -> None:
     """Compile what a backend compiles at first use, so that no request waits for it. Call it before serving.
 
@@ -321,6 +352,22 @@ def _check_index(name: str, tensor: torch.Tensor, expected: tuple[int, ...], dev
         raise ValueError(f"{name} must be int32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, the arena on {device}")
+
+
+def _check_copies(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> None:
+    if not rows.shape[0]:
+        return
+    starts, places, sizes = rows.unbind(1)
+    if int(rows.min()) < 0 or bool((rows & 1).any()):
+        raise ValueError("a copy has an odd or negative start or size")
+    for name, tensor, first in (("source", source, starts), ("target", target, places)):
+        # Not as first + size, which may overflow.
+        if bool((first > tensor.numel() - sizes).any()):
+            raise ValueError(f"a copy leaves the {name} of {tensor.numel()} bytes")
+    order = places.argsort()
+    order = order[sizes[order] > 0]
+    if bool((places[order] + sizes[order])[:-1].gt(places[order][1:]).any()):
+        raise ValueError("two copies write the same bytes of the target")
 
 
 def _check_jobs(jobs: torch.Tensor) -> None:
