@@ -28,14 +28,14 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kernels.layout import KVShape
-from kernels.triton import decode_attention, gather, prefill_attention, recode, write_kv
+from kernels.triton import copy_bytes, decode_attention, gather, prefill_attention, recode, write_kv
 from kernels.triton.tiles import attention_warps, storage_constants, triton_dtype
 
 ARCHITECTURES = (80, 89, 90, 100)
 _POINTERS = {
     "arena": "*u8", "entries": "*i32", "num_entries": "*i32", "query_first": "*i32", "query_starts": "*i32",
     "slots": "*i32", "jobs": "*i32", "starts": "*i64", "part_peak": "*fp32", "part_total": "*fp32",
-    "part_sum": "*fp32",
+    "part_sum": "*fp32", "rows": "*i64", "source": "*u8", "target": "*u8",
 }  # fmt: skip
 _NATIVE_POINTERS = {"query", "key", "value", "out"}
 
@@ -84,6 +84,7 @@ def variants(dtype: torch.dtype, head_dim: int, group: int, *, kv_heads: int = 8
         ("write_kv", write_kv._write_kv_kernel, write_kv.write_constants(shape), 4),
         ("recode", recode._recode_kernel, storage, 4),
         ("gather_kv", gather._gather_kv_kernel, storage, 4),
+        ("copy_bytes", copy_bytes._copy_bytes_kernel, copy_bytes.copy_constants(), 4),
     ]
     return [Variant(*kernel, dtype, head_dim, group) for kernel in kernels]
 

@@ -104,6 +104,11 @@ def _checks(device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callabl
     ]
     runs = [(INT8, 512), (NATIVE, 256), (INT4, 512), (K8V4, 256), (NATIVE, 77)]
     chunks = [512, 1, 33, 1000, 7]
+    host = torch.device("cpu")
+    for source, target in ((device, device), (host, device), (device, host)):
+        for pinned in (True, False):
+            name = f"copy_bytes {source.type} to {target.type}, host memory {'pinned' if pinned else 'pageable'}"
+            yield name, partial(_copied, source, target, pinned=pinned)
     for seed, shape in enumerate(shapes):
         yield f"write_kv {shape}", partial(checks.check_write, shape, device, seed=seed)
         for scale in (1.0, 1e-5, 300.0):
@@ -116,6 +121,13 @@ def _checks(device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callabl
             yield f"prefill_attention {shape} window {window}", prefill
         sizes = (256, 128, 64, 32, 16)
         yield f"block sizes {shape}", partial(checks.check_block_sizes, shape, runs, sizes, device, seed=seed)
+
+
+def _copied(source: torch.device, target: torch.device, *, pinned: bool) -> None:
+    from kernels.triton import checks  # noqa: PLC0415 - imports triton
+
+    for seed in range(4):
+        checks.check_copy(source, target, pinned=pinned, seed=seed)
 
 
 def _timings(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -165,6 +177,27 @@ def _timings(device: torch.device) -> Iterator[dict[str, Any]]:
     slots = torch.stack((entry, index % 32), dim=1)
     micros = median_us(partial(write_kv, arena, shape, 0, keys, keys, slots))
     yield _shown({"call": "write_kv", "tokens": 2048, "us": micros})
+    yield from _copy_timings(device)
+
+
+def _copy_timings(device: torch.device) -> Iterator[dict[str, Any]]:
+    """16 MiB in shuffled runs between the card and pinned host memory, and (``whole_us``) as one copy by the driver."""
+    from kernels.triton.copy_bytes import copy_bytes  # noqa: PLC0415 - imports triton
+
+    total = 16 << 20
+    on_card, on_host = torch.zeros(total, dtype=torch.uint8, device=device), torch.zeros(total, dtype=torch.uint8)
+    pinned = on_host.pin_memory()
+    for size in (2 << 10, 16 << 10, 64 << 10):
+        count = total // size
+        rows = torch.stack(
+            (torch.arange(count) * size, torch.randperm(count) * size, torch.full((count,), size)), dim=1
+        )
+        for name, source, target in (("to_card", pinned, on_card), ("to_host", on_card, pinned)):
+            micros = median_us(partial(copy_bytes, source, target, rows))
+            whole = median_us(partial(target.copy_, source, non_blocking=True))
+            yield _shown(
+                {"call": "copy_bytes", "way": name, "run_bytes": size, "bytes": total, "us": micros, "whole_us": whole}
+            )
 
 
 def median_us(call: Callable[[], object], repeats: int = 20) -> float:

@@ -13,7 +13,8 @@ import torch
 from kernels import reference
 from kernels.layout import NATIVE, OFFSET_UNIT, KVFormat
 from kernels.reference.tolerances import attention_tolerance
-from kernels.triton.cases import Geometry, Segment, build_cache, random_cache, random_kv, recode_jobs
+from kernels.triton.cases import Geometry, Segment, build_cache, copy_rows, random_cache, random_kv, recode_jobs
+from kernels.triton.copy_bytes import copy_bytes
 from kernels.triton.decode_attention import decode_attention
 from kernels.triton.gather import gather_kv
 from kernels.triton.prefill_attention import prefill_attention
@@ -159,6 +160,23 @@ def check_recode(geometry: Geometry, device: torch.device, *, seed: int, scale: 
     reference.recode(want, geometry.shape, jobs, native_dtype=geometry.dtype)
     recode(got, geometry.shape, jobs.to(device), native_dtype=geometry.dtype)
     compare_bytes(f"recode {geometry}, values times {scale}", got, want)
+
+
+def check_copy(source_device: torch.device, target_device: torch.device, *, pinned: bool, seed: int) -> None:
+    """Runs of bytes of every alignment arrive, and nothing else of the target changes. ``pinned``: of host memory."""
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, (40_000,), dtype=torch.uint8, generator=generator)
+    rows, size = copy_rows(generator, len(data))
+    want = torch.full((size,), 171, dtype=torch.uint8)
+    source, target = (
+        tensor.pin_memory() if pinned and device.type == "cpu" else tensor.to(device, copy=True)
+        for tensor, device in ((data, source_device), (want, target_device))
+    )
+    reference.copy_bytes(data, want, rows)
+    copy_bytes(source, target, rows)
+    if target_device.type == "cpu" and source_device.type == "cuda":
+        torch.cuda.synchronize(source_device)
+    compare_bytes(f"copy_bytes {source_device} to {target_device}", target, want)
 
 
 def check_gather(geometry: Geometry, segments: Sequence[Segment], device: torch.device, *, seed: int) -> None:

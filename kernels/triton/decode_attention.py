@@ -204,12 +204,15 @@ def decode_attention(
     scale: float,
     window: int = 0,
     out: torch.Tensor,
+    mass: torch.Tensor | None = None,
 ) -> None:
     """Attention of one new token per sequence; see :func:`kernels.ops.decode_attention`.
 
     The number of pieces to launch comes from the longest sequence: where ``table.max_position`` is unknown this reads
     ``table.query_first`` back, which waits for the device.
     """
+    if mass is not None:
+        raise NotImplementedError("attention mass on the GPU")
     sequences, heads, dim = query.shape
     if not sequences:
         return

@@ -37,6 +37,7 @@ else:
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
     from kernels.triton import cases, checks
+    from kernels.triton import copy_bytes as copying
     from kernels.triton.cases import Geometry
     from kernels.triton.decode_attention import decode_attention
 
@@ -135,6 +136,16 @@ else:
         ops.decode_attention(*arguments, scale=0.125, out=through, backend="triton")
         decode_attention(*arguments, scale=0.125, out=direct)
         checks.compare_bytes("through ops", through, direct)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_copies_arrive_and_touch_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        checks.check_copy(CPU, CPU, pinned=False, seed=seed)
+        # As if the one or the other were host memory that a device cannot reach.
+        for unreachable in (0, 1):
+            answers = iter([unreachable != 0, unreachable != 1])
+            monkeypatch.setattr(copying, "_reachable", lambda _, answers=answers: next(answers))
+            checks.check_copy(CPU, CPU, pinned=False, seed=seed)
+            monkeypatch.undo()
 
     def test_comparisons_can_fail() -> None:
         right = torch.zeros(3, dtype=torch.float64)
