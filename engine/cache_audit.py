@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
-from engine.formats import CHUNK_TOKENS, BlockClass
+from engine.chunks import chunk_mask
+from engine.formats import CHUNK_TOKENS, BlockClass, lossiness_of
+from engine.memory_model import GroupSpec
 from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
@@ -61,16 +63,23 @@ def _is_nobodys(block: Block) -> bool:
 
 
 def check_group(
-    group: int, pool: BlockPool, sequences: Sequence[CacheSequence], prefix: PrefixCache, units: Sequence[RecodeUnit]
+    group: int,
+    spec: GroupSpec,
+    pool: BlockPool,
+    sequences: Sequence[CacheSequence],
+    prefix: PrefixCache,
+    units: Sequence[RecodeUnit],
 ) -> None:
     """Raises IntegrityError unless tables, holders, conversions under way and the prefix cache name the same blocks."""
     check_pool(pool)
     holders: dict[int, set[int]] = {}
     for sequence in sequences:
-        for block in _check_table(group, pool, sequence):
+        for block in _check_table(group, spec, pool, sequence):
             holders.setdefault(block.offset, set()).add(sequence.serial)
     in_recode = {block.offset for unit in units for block in (*unit.sources, *unit.targets)}
+    protected = lossiness_of(spec.lossiest)
     for offset, block in pool.blocks.items():
+        _require(block.block_class.lossiness <= protected, f"block {offset} of {spec.name} is {block.block_class}")
         found = holders.get(offset, set())
         _require(set(block.holders) == found, f"block {offset}: holders {set(block.holders)} != {found}")
         _require(block.in_recode == (offset in in_recode), f"block {offset}: in recode {block.in_recode}")
@@ -78,14 +87,21 @@ def check_group(
             _require(prefix.nodes[node].blocks[group] is block, f"block {offset} thinks that node {node} names it")
 
 
-def _check_table(group: int, pool: BlockPool, sequence: CacheSequence) -> list[Block]:
+def _check_table(group: int, spec: GroupSpec, pool: BlockPool, sequence: CacheSequence) -> list[Block]:
     table, who = sequence.tables[group], sequence.request_id
+    most = min(sequence.max_lossiness, lossiness_of(spec.lossiest))
     position = 0
     for block, stop in zip(table.blocks, table.stops, strict=True):
         _require(pool.blocks.get(block.offset) is block, f"{who} holds block {block.offset}, which is free")
         fits = position <= block.first < stop <= block.end and stop % CHUNK_TOKENS == 0
         _require(fits, f"{who}: entry {block.first}..{stop} after {position}")
         position = stop
+    held = sum(chunk_mask(block.first, stop) for block, stop in zip(table.blocks, table.stops, strict=True))
+    _require(not table.hidden & ~held, f"{who}: chunks {table.hidden & ~held:b} are hidden but not held")
+    _require(not table.hidden & ~sequence.dropped[group], f"{who}: chunks are hidden that eviction did not drop")
+    for index, block in enumerate(table.blocks):
+        _require(bool(table.kept(index)), f"{who} holds block {block.offset} but keeps nothing of it")
+        _require(block.block_class.lossiness <= most, f"{who}: block {block.offset} is {block.block_class.kv_format}")
     in_order = sequence.committed <= sequence.end <= position
     _require(in_order, f"{who}: {sequence.committed} computed, {sequence.end} used, {position} allocated")
     return table.blocks

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
+from engine.chunks import chunk_mask, num_tokens
 from engine.formats import BlockClass
-from engine.memory_model import PoolLayout
+from engine.memory_model import GroupSpec, PoolLayout
 from engine.stats import ResidentBytes
 
 
@@ -18,6 +19,8 @@ class CacheUsage:
 
     ``used_bytes``: blocks that sequences hold or conversions occupy. ``cached_bytes``: idle blocks.
     ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
+    ``evicted_tokens``: of these, those that eviction dropped, in the layer group that lost most. ``hidden_bytes``: held
+    blocks' share that every holder has dropped, which waits to be split off.
     """
 
     kv_usage: float
@@ -26,10 +29,12 @@ class CacheUsage:
     cached_bytes: int
     resident_tokens: int
     held_below_format_bytes: int
+    evicted_tokens: int
+    hidden_bytes: int
 
 
 def read_usage(
-    pools: Sequence[BlockPool], layout: PoolLayout, sequences: Iterable[CacheSequence], lossiness: int
+    pools: Sequence[BlockPool], layout: PoolLayout, sequences: Collection[CacheSequence], lossiness: int
 ) -> CacheUsage:
     """All of it; O(classes + sequences). ``lossiness``: that of the current format."""
     shares = [
@@ -50,21 +55,47 @@ def read_usage(
         cached_bytes=cached,
         resident_tokens=sum(sequence.committed for sequence in sequences),
         held_below_format_bytes=below,
+        evicted_tokens=sum(sequence.num_dropped_tokens for sequence in sequences),
+        hidden_bytes=sum(_hidden_bytes(group, pool, sequences) for group, pool in enumerate(pools)),
     )
 
 
-def read_resident(pools: Sequence[BlockPool]) -> list[ResidentBytes]:
+def _hidden_bytes(group: int, pool: BlockPool, sequences: Iterable[CacheSequence]) -> int:
+    kept: dict[int, int] = {}
+    for sequence in sequences:
+        table = sequence.tables[group]
+        if table.hidden:
+            for index, block in enumerate(table.blocks):
+                kept[block.offset] = kept.get(block.offset, 0) | table.kept(index)
+    total = 0
+    for sequence in sequences if kept else ():
+        table = sequence.tables[group]
+        for index, block in enumerate(table.blocks if not table.hidden else ()):
+            if block.offset in kept:
+                kept[block.offset] |= table.kept(index)
+    for offset, chunks in kept.items():
+        block = pool.blocks[offset]
+        lost = block.filled - num_tokens(chunks & chunk_mask(block.first, block.first + block.filled))
+        total += lost * pool.arena.block_bytes(block.block_class) // block.size
+    return total
+
+
+def read_resident(groups: Sequence[GroupSpec], pools: Sequence[BlockPool]) -> list[ResidentBytes]:
     """Allocated bytes by class, idle cached ones included, and tokens in them in whole chunks.
 
-    Tokens are those of the first group that has the class: a token counts once. O(blocks): for readings.
+    Tokens are those of the first group that has the class, and of protected layers only where no others are: a token
+    counts once, in the format that the model's quality depends on. O(blocks): for readings.
     """
     found: dict[BlockClass, ResidentBytes] = {}
-    for pool in pools:
+    is_mixed = not all(group.is_protected for group in groups)
+    order = sorted(range(len(groups)), key=lambda index: groups[index].is_protected)
+    for pool, counts in [(pools[index], not (is_mixed and groups[index].is_protected)) for index in order]:
         tokens: dict[BlockClass, int] = {}
         for block in pool.blocks.values():
             tokens[block.block_class] = tokens.get(block.block_class, 0) + block.filled
         for block_class, count in pool.class_counts.items():
-            row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens[block_class]))
+            first = ResidentBytes(*block_class, bytes=0, tokens=tokens[block_class] if counts else 0)
+            row = found.setdefault(block_class, first)
             row.bytes += count * pool.arena.block_bytes(block_class)
     return [found[block_class] for block_class in sorted(found, key=lambda c: (c.lossiness, c.block_size))]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.attention_mass import ChunkScores
 from engine.block_table import BlockTable
-from engine.formats import FORMAT_BY_NAME, class_for, lossiness_of, parse_block_size
+from engine.chunks import num_tokens
+from engine.formats import FORMAT_BY_NAME, lossiness_of, parse_block_size
 from engine.tunables import TunableValues, parse_change
 
 
@@ -31,9 +33,13 @@ class CacheSettings:
         return FORMAT_BY_NAME[self.kv_format].lossiness
 
     @property
-    def span_tokens(self) -> int:
-        """Block size of the class that sealed blocks are recoded to."""
-        return class_for(self.kv_format, self.block_size).block_size
+    def evicts(self) -> bool:
+        return self.eviction != "none"
+
+    @property
+    def observes(self) -> bool:
+        """Whether eviction goes by the attention that an executor reports."""
+        return self.eviction == "heavy_hitter"
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +50,8 @@ class CacheSequence:
     block in any group. ``max_lossiness``: the request's floor. ``lossiest``: the lossiest format that any of its tokens
     has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
     sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
-    recoding. ``epoch``: settings under which it was last looked at.
+    recoding. ``epoch``: settings under which it was last looked at. ``scores``: per group, what attention its chunks
+    attracted, while that was observed. ``dropped``: per group, the chunks that eviction took, as a mask.
     """
 
     serial: int
@@ -62,8 +69,15 @@ class CacheSequence:
     is_evicted: bool = False
     epoch: int = 0
     frontier: list[int] = field(default_factory=list)
+    scores: list[ChunkScores] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
     @property
     def is_floored(self) -> bool:
         """Whether its floor forbids some offered format."""
         return self.max_lossiness < lossiness_of(None)
+
+    @property
+    def num_dropped_tokens(self) -> int:
+        """Tokens whose KV eviction has dropped, in the group that lost most."""
+        return max(map(num_tokens, self.dropped))

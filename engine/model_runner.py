@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import BatchBuilder, BlockTables, StepInputs
+from engine.attention_collector import AttentionCollector
 from engine.loader import LoadedModel
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
@@ -36,6 +37,22 @@ class KernelOps(Protocol):
         scale: float,
         window: int = 0,
         out: Tensor,
+        mass: Tensor | None = None,
+    ) -> object: ...
+
+    def attention_mass(
+        self,
+        query: Tensor,
+        arena: Tensor,
+        shape: KVShape,
+        layer: int,
+        table: TableView,
+        query_starts: Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        last: int,
+        mass: Tensor,
     ) -> object: ...
 
     def prefill_attention(
@@ -118,6 +135,10 @@ class ModelRunner:
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
         self._sample(inputs, hidden, outputs)
         self._score_prompts(inputs, hidden, outputs)
+        if attention.collector is not None:
+            observed = attention.collector.results()
+            for output in outputs.values():
+                output.mass = observed.get(output.request)
         return [outputs[id(sequence)] for sequence in plan.sequences]
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
@@ -169,6 +190,7 @@ class _PagedAttention:
         self._groups = runner.loaded.groups
         self._place = runner._place  # noqa: SLF001
         self._scale = float(runner.loaded.config.head_dim) ** -0.5
+        self.collector = AttentionCollector.of(inputs, self._groups, self._ops, self._scale)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         number, index = self._place[layer]
@@ -176,10 +198,22 @@ class _PagedAttention:
         shape, window, split = group.shape, group.window or 0, self._inputs.num_decode
         self._ops.write_kv(arena, shape, index, key, value, inputs.slots)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        collector = self.collector
         if inputs.decode is not None:
+            mass = collector.decode_mass(number) if collector is not None else None
             self._ops.decode_attention(
-                query[:split], arena, shape, index, inputs.decode, scale=self._scale, window=window, out=out[:split]
+                query[:split],
+                arena,
+                shape,
+                index,
+                inputs.decode,
+                scale=self._scale,
+                window=window,
+                out=out[:split],
+                **({} if mass is None else {"mass": mass}),
             )
+            if collector is not None:
+                collector.add_decode(number, mass)
         if inputs.prefill is not None:
             self._ops.prefill_attention(
                 query[split:],
@@ -192,4 +226,6 @@ class _PagedAttention:
                 window=window,
                 out=out[split:],
             )
+            if collector is not None:
+                collector.add_prefill(number, arena, index, query[split:])
         return out

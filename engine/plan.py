@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.attention_mass import ObservedMass
 from engine.request import Request
 
 RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.layout.JOB_*
@@ -30,12 +31,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``."""
+    """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``.
+
+    ``observed``: of how many of the last of them the attention is wanted, see ``SequenceOutput.mass``.
+    """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
+    observed: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -83,10 +88,12 @@ class SequenceOutput:
     """What one scheduled sequence produced in a step.
 
     ``token_id`` is None for a prefill chunk that does not end the prompt. ``prompt_logprobs`` are for the prompt
-    tokens whose predecessor was computed in this step, in order (the first prompt token has none).
+    tokens whose predecessor was computed in this step, in order (the first prompt token has none). ``mass``: attention
+    of the observed queries; None where none were asked for, or from an executor that computes no attention.
     """
 
     request: Request
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    mass: ObservedMass | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.cache_manager import CacheManager
@@ -219,7 +220,7 @@ class Scheduler:
         recodes: tuple[RecodeBatch, ...] = ()
         if self._sync_recode or self._recode_tokens:
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
-        plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
+        plan = StepPlan(step.ordered(self.cache), recodes, tuple(step.preempted))
         if not plan.is_empty:
             self._report(plan)
         return plan
@@ -368,7 +369,7 @@ class Scheduler:
                     counters.prompt_tokens += prompt
             if self._lost:
                 self._count_recomputed(sequence, output)
-            self.cache.commit(request, stop)
+            self.cache.commit(request, stop, output.mass if output is not None else None)
             reason = self._take_token(sequence, output)
             if reason is not None:
                 self._finish(request, reason)
@@ -461,9 +462,14 @@ class _Step:
         if sequence is not None:
             self.budget += sequence.num_tokens
 
-    def ordered(self) -> tuple[ScheduledSequence, ...]:
+    def ordered(self, cache: CacheManager) -> tuple[ScheduledSequence, ...]:
         """Decodes, then prefill chunks (a prompt's last token alone is one)."""
-        return tuple(sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode))
+        planned = sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode)
+        if cache.observes:
+            for index, part in enumerate(planned):
+                count = cache.observed_queries(part.request, part.start, part.start + part.num_tokens)
+                planned[index] = replace(part, observed=count)
+        return tuple(planned)
 
 
 def _remaining(request: Request) -> int:

@@ -100,6 +100,7 @@ class Counters:
     recoded_blocks: int = 0
     evicted_tokens: int = 0
     evicted_blocks: int = 0
+    evicted_by_attention_tokens: int = 0  # of evicted_tokens, those chosen by attention mass
     kv_bytes_read: int = 0  # by attention
     kv_bytes_written: int = 0
     tunable_changes: int = 0
@@ -133,6 +134,7 @@ class Gauges:
     held_below_format_bytes: int = 0  # stored lossier than the current kv_format asks for
     resident_tokens: int = 0  # computed by requests that run now; shared ones for each of them, evicted ones too
     evicted_running_tokens: int | None = None  # tokens seen by requests that run now, whose KV eviction has dropped
+    evicted_held_bytes: int | None = None  # dropped parts of blocks that are held for other parts, until they are split
     kv_bytes_per_token: dict[str, float] = field(default_factory=dict)  # by format, all groups, full blocks; {} unknown
     memory_rss_bytes: int | None = None
     device_memory_bytes: int | None = None

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.attention_mass import ObservedMass
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.events import ListSink
 from engine.memory_model import GroupSpec
-from engine.plan import RecodeBatch, SequenceOutput, StepPlan
+from engine.formats import lossiness_of
+from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
 from engine.request import CachePolicy, Request, RequestStatus, SamplingParams
 from engine.scheduler import Scheduler
 from engine.stats import Counters
@@ -90,6 +92,8 @@ class World:
 
     num_slabs: int = 8
     windows: tuple[int | None, ...] = (None,)
+    lossiest: tuple[str | None, ...] = ()
+    reports_attention: bool = True
     values: dict[str, Any] = field(default_factory=dict)
     recent_tokens: int = 32
     sinks: int = 16
@@ -106,7 +110,11 @@ class World:
         self.clock = ManualClock()
         self.events = ListSink()
         self.counters = Counters()
-        groups = [GroupSpec(f"g{i}", (i,), SHAPE, window) for i, window in enumerate(self.windows)]
+        limits = self.lossiest or (None,) * len(self.windows)
+        groups = [
+            GroupSpec(f"g{i}", (i,), SHAPE, window, limit)
+            for i, (window, limit) in enumerate(zip(self.windows, limits, strict=True))
+        ]
         self.cache = CacheManager(
             groups,
             self.num_slabs * SLAB_BYTES * len(groups),
@@ -134,6 +142,8 @@ class World:
         self.random = random.Random(self.seed)
         self.finished: list[Request] = []
         self.created = 0
+        self.least_recent = 128  # what any eviction so far has kept of the most recent tokens
+        self.apply()
         self._hashes: dict[str, npt.NDArray[np.uint32]] = {}
 
     # -- driving --------------------------------------------------------------------------------------------------
@@ -152,6 +162,8 @@ class World:
 
     def apply(self, **changes: Any) -> None:
         self.values = {**self.values, **changes}
+        if self.values["eviction"] == "heavy_hitter":
+            self.least_recent = 64
         self.scheduler.apply(self.values)
 
     def run_plan(self, plan: StepPlan) -> list[SequenceOutput]:
@@ -165,8 +177,20 @@ class World:
                 continue
             self.write(request, sequence.start, sequence.num_tokens)
             token = self.random.randrange(3) if sequence.samples else None
-            outputs.append(SequenceOutput(request, token))
+            outputs.append(SequenceOutput(request, token, mass=self.attention(sequence)))
         return outputs
+
+    def attention(self, sequence: ScheduledSequence) -> ObservedMass | None:
+        """Made up, but a function of request and position alone: the same whatever the block size."""
+        if not sequence.observed or not self.reports_attention:
+            return None
+        stop = sequence.start + sequence.num_tokens
+        rows = []
+        for group in range(len(self.arenas)):
+            seed = zlib.crc32(f"{sequence.request.request_id} {stop} {group}".encode())
+            row = np.random.default_rng(seed).random(-(-stop // 16)).astype(np.float32)
+            rows.append(row / row.sum())
+        return ObservedMass(sequence.observed, tuple(rows))
 
     def write(self, request: Request, start: int, num_tokens: int) -> None:
         """Write the KV of new tokens, computed over everything before them."""
@@ -208,7 +232,7 @@ class World:
             assert entry.valid > 0
             position = entry.first + entry.valid
             kind = FORMATS[entry.format_code]
-            assert kind.lossiness <= floor
+            assert kind.lossiness <= min(floor, lossiness_of(self.cache.groups[group].lossiest))
             last = min(position, computed)
             seen[entry.first : last] = True
             start = entry.first if window is None else max(entry.first, computed - window + 1)
@@ -223,12 +247,13 @@ class World:
         missing = set(np.flatnonzero(~seen).tolist())
         if window is not None:
             missing -= set(range(computed - window + 1))
-        keep = 128 if request.num_evicted_tokens else computed  # the least that any setting keeps
+        keep = self.least_recent if request.num_evicted_tokens else computed
         if not request.cache.allow_eviction:
             assert request.num_evicted_tokens == 0
             keep = computed
         allowed = set(range(self.sinks, max(self.sinks, computed - keep)))
         assert missing <= allowed, f"{request.request_id} lacks {sorted(missing - allowed)[:5]} of {computed}"
+        assert len(missing) <= max(0, computed - self.sinks - 128)  # the least that any setting keeps in all
         return worst
 
     def check(self) -> None:
