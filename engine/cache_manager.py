@@ -275,11 +275,12 @@ class CacheManager:
         or the prompt was completed or settings changed.
         """
         sequence = self._by_request[request.request_id]
-        self._evictor.observe(sequence, mass)
+        can_choose = self._evictor.observe(sequence, mass)
         before = sequence.committed
         sequence.committed = num_computed
         same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
-        if same_chunk and sequence.epoch == self._epoch and not before < len(request.prompt_ids) <= num_computed:
+        ends_prompt = before < len(request.prompt_ids) <= num_computed
+        if same_chunk and sequence.epoch == self._epoch and not ends_prompt and not can_choose:
             return
         sequence.epoch = self._epoch
         self._fill(sequence, before)

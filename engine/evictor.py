@@ -47,11 +47,14 @@ class Evictor:
         self._events = events
         self._counters = counters
 
-    def observe(self, sequence: CacheSequence, mass: ObservedMass | None) -> None:
-        """Take what the executor saw of a sequence's attention."""
-        if mass is not None:
-            for scores, values in zip(sequence.scores, mass.groups, strict=True):
-                scores.observe(values, mass.queries)
+    def observe(self, sequence: CacheSequence, mass: ObservedMass | None) -> bool:
+        """Take what the executor saw of a sequence's attention; True when that now suffices to choose by."""
+        if mass is None:
+            return False
+        was_trusted = all(scores.is_trusted for scores in sequence.scores)
+        for scores, values in zip(sequence.scores, mass.groups, strict=True):
+            scores.observe(values, mass.queries)
+        return not was_trusted and all(scores.is_trusted for scores in sequence.scores)
 
     def evict(self, sequence: CacheSequence, request: Request, settings: CacheSettings) -> bool:
         """Drop what is not kept; True if the eviction setting dropped anything (the model's own window is no loss)."""

@@ -23,12 +23,12 @@ from engine.models.decoder import Decoder, resolve_dtype
 from engine.models.folder import read_config, read_json, weight_files
 from engine.models.registry import parse_config
 from engine.models.weights import allocate, destinations
-from kernels.layout import KVShape
+from kernels.layout import NATIVE, KVShape
 
 
 @dataclass
 class LoadedModel:
-    """A model ready to run. ``groups``: layers by attention window, in order of their first layer."""
+    """A model ready to run. ``groups``: layers by attention window and protection, in order of their first layer."""
 
     folder: Path
     config: ModelConfig
@@ -41,15 +41,20 @@ class LoadedModel:
         return self.folder.resolve().name
 
 
-def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+def load_model(
+    folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0
+) -> LoadedModel:
     """Read a model folder onto a device (``cpu``, ``cuda``, ``cuda:1``) in a dtype (``auto``: as the file says).
 
-    Raises EngineError: no such folder or file, an architecture or rope type that is not supported, a truncated file,
-    tensors missing, unknown or of the wrong shape, an unavailable device.
+    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``. Raises EngineError: no such
+    folder or file, an architecture or rope type that is not supported, a truncated file, tensors missing, unknown or of
+    the wrong shape, an unavailable device, more layers to protect than there are.
     """
     path = Path(folder)
     raw = read_config(path)
     config = parse_config(raw)
+    if not 0 <= protect_layers <= config.num_layers:
+        raise EngineError(f"--protect-layers {protect_layers}: this model has {config.num_layers} layers")
     target = _device(device)
     try:
         torch_dtype = resolve_dtype(dtype, config.dtype)
@@ -64,26 +69,28 @@ def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> 
     wanted = {name: (tensor, shape) for name, tensor, shape in destinations(config, weights)}
     _fill(path, wanted, tied=config.tie_word_embeddings)
     eos = _generation_eos(path) or config.eos_token_ids
-    groups = layer_groups(config, torch_dtype.itemsize)
+    groups = layer_groups(config, torch_dtype.itemsize, protect_layers)
     return LoadedModel(path, config, Decoder(config, weights), groups, eos)
 
 
-def layer_groups(config: ModelConfig, element_bytes: int) -> list[GroupSpec]:
-    """Layers of equal attention window share an arena and block tables.
+def layer_groups(config: ModelConfig, element_bytes: int, protect_layers: int = 0) -> list[GroupSpec]:
+    """Layers of equal attention window share an arena and block tables, the protected first ones apart.
 
     A window as long as the longest context never hides anything, so it counts as full attention.
     """
-    layers: dict[int | None, list[int]] = defaultdict(list)
+    layers: dict[tuple[int | None, bool], list[int]] = defaultdict(list)
     for layer, window in enumerate(config.windows):
-        layers[window if window is not None and window < config.max_model_len else None].append(layer)
+        hides = window is not None and window < config.max_model_len
+        layers[window if hides else None, layer < protect_layers].append(layer)
     return [
         GroupSpec(
-            name="full" if window is None else f"window{window}",
+            name=("protected-" if is_protected else "") + ("full" if window is None else f"window{window}"),
             layers=tuple(members),
             shape=KVShape(len(members), config.num_kv_heads, config.head_dim, element_bytes),
             window=window,
+            lossiest=NATIVE.name if is_protected else None,
         )
-        for window, members in layers.items()
+        for (window, is_protected), members in layers.items()
     ]
 
 

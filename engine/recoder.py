@@ -205,6 +205,9 @@ class Recoder:
         return found
 
     def _fits_together(self, sources: Sequence[Block], target: BlockClass) -> bool:
+        lets_go = sources[0].holders.keys() - sources[-1].holders.keys()
+        if any(self.sequences[holder].is_evicted for holder in lets_go):
+            return False  # it would keep a block for part of it again
         return self._is_nested(sources) and all(
             block.is_sealed
             and not block.in_recode

@@ -94,6 +94,7 @@ class World:
     windows: tuple[int | None, ...] = (None,)
     lossiest: tuple[str | None, ...] = ()
     reports_attention: bool = True
+    shape: KVShape = SHAPE
     values: dict[str, Any] = field(default_factory=dict)
     recent_tokens: int = 32
     sinks: int = 16
@@ -112,12 +113,12 @@ class World:
         self.counters = Counters()
         limits = self.lossiest or (None,) * len(self.windows)
         groups = [
-            GroupSpec(f"g{i}", (i,), SHAPE, window, limit)
+            GroupSpec(f"g{i}", tuple(range(self.shape.num_layers)), self.shape, window, limit)
             for i, (window, limit) in enumerate(zip(self.windows, limits, strict=True))
         ]
         self.cache = CacheManager(
             groups,
-            self.num_slabs * SLAB_BYTES * len(groups),
+            self.num_slabs * self.shape.block_bytes(NATIVE, 256) * len(groups),
             self.values,
             recent_tokens=self.recent_tokens,
             sinks=self.sinks,
@@ -138,11 +139,11 @@ class World:
             recode_tokens_per_step=self.recode_tokens,
             sync_recode=self.sync,
         )
-        self.arenas = [Bytes(self.cache.group_arena_bytes(i), SHAPE) for i in range(len(groups))]
+        self.arenas = [Bytes(self.cache.group_arena_bytes(i), self.shape) for i in range(len(groups))]
         self.random = random.Random(self.seed)
         self.finished: list[Request] = []
         self.created = 0
-        self.least_recent = 128  # what any eviction so far has kept of the most recent tokens
+        self.evictions: set[str] = set()
         self.apply()
         self._hashes: dict[str, npt.NDArray[np.uint32]] = {}
 
@@ -162,8 +163,7 @@ class World:
 
     def apply(self, **changes: Any) -> None:
         self.values = {**self.values, **changes}
-        if self.values["eviction"] == "heavy_hitter":
-            self.least_recent = 64
+        self.evictions.add(self.values["eviction"])
         self.scheduler.apply(self.values)
 
     def run_plan(self, plan: StepPlan) -> list[SequenceOutput]:
@@ -247,13 +247,17 @@ class World:
         missing = set(np.flatnonzero(~seen).tolist())
         if window is not None:
             missing -= set(range(computed - window + 1))
-        keep = self.least_recent if request.num_evicted_tokens else computed
+        recent = total = 128  # the least that any setting keeps
+        if "heavy_hitter" in self.evictions:
+            recent = 64  # and then the window takes what the other kept beyond these
+            total = 64 if "window" in self.evictions or not self.reports_attention else 128
+        keep = recent if request.num_evicted_tokens else computed
         if not request.cache.allow_eviction:
             assert request.num_evicted_tokens == 0
             keep = computed
         allowed = set(range(self.sinks, max(self.sinks, computed - keep)))
         assert missing <= allowed, f"{request.request_id} lacks {sorted(missing - allowed)[:5]} of {computed}"
-        assert len(missing) <= max(0, computed - self.sinks - 128)  # the least that any setting keeps in all
+        assert len(missing) <= max(0, computed - self.sinks - total)
         return worst
 
     def check(self) -> None:
@@ -282,6 +286,10 @@ class World:
             (FORMATS[entry.format_code].name, entry.offset, entry.first, entry.valid)
             for entry in self.cache.entries(request, group)
         ]
+
+    def positions(self, request: Request, group: int = 0) -> set[int]:
+        """What the next token would attend, besides itself."""
+        return {first + i for _, _, first, valid in self.table(request, group) for i in range(valid)}
 
     def sizes(self, request: Request, group: int = 0) -> list[tuple[str, int]]:
         """Class of every block."""
