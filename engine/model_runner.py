@@ -135,10 +135,9 @@ class ModelRunner:
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
         self._sample(inputs, hidden, outputs)
         self._score_prompts(inputs, hidden, outputs)
-        if attention.collector is not None:
-            observed = attention.collector.results()
-            for output in outputs.values():
-                output.mass = observed.get(output.request)
+        observed = attention.collector.results() if attention.collector is not None else {}
+        for output in outputs.values():
+            output.mass = observed.get(output.request)
         return [outputs[id(sequence)] for sequence in plan.sequences]
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
