@@ -123,14 +123,6 @@ class AttentionCollector:
         return buffer
 
     def _reduce(self, key: tuple[int, bool], mass: Tensor) -> None:
-        """Over heads here, over layers from call to call: see ``REDUCE``."""
-        if REDUCE == "max":
-            heads = mass.amax(1)
-            self._found[key] = torch.maximum(self._found[key], heads) if key in self._found else heads
-        else:
-            heads = mass.mean(1)
-            self._found[key] = self._found[key] + heads if key in self._found else heads
-
-
-import os
-REDUCE = os.environ.get("MASS_REDUCE", "max")
+        """The largest over heads and layers: retrieval sits in a few of them, and sinks would dominate a mean."""
+        heads = mass.amax(1)
+        self._found[key] = torch.maximum(self._found[key], heads) if key in self._found else heads

@@ -152,8 +152,8 @@ class CacheManager:
         """Attach the longest usable cached prefix; returns its tokens (a multiple of 16, never the last known token).
 
         The caller sets ``num_computed_tokens`` and counts hits once, when admission succeeds; ``free`` undoes it.
-        Requests that opt out or want prompt log-probabilities get 0. Where eviction goes by attention, the prompt's last
-        tokens are always computed: what they attend decides what stays.
+        Requests that opt out or want prompt log-probabilities get 0. Where eviction goes by attention, the prompt's
+        last tokens are always computed: what they attend decides what stays.
         """
         if request.request_id in self._by_request:
             raise IntegrityError(f"request {request.request_id} already holds blocks")

@@ -58,7 +58,8 @@ class Runner(Protocol):
 class RequestDelta:
     """What one step did for one request; a copy, so that other threads may read it.
 
-    ``num_evicted_tokens``: so far. ``finish_reason`` comes with the last delta of a request and only then. ``error`` is for people.
+    ``num_evicted_tokens``: so far. ``finish_reason`` comes with the last delta of a request and only then. ``error`` is
+    for people.
     """
 
     request_id: str

@@ -41,14 +41,13 @@ class LoadedModel:
         return self.folder.resolve().name
 
 
-def load_model(
-    folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0
-) -> LoadedModel:
+def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0) -> LoadedModel:
     """Read a model folder onto a device (``cpu``, ``cuda``, ``cuda:1``) in a dtype (``auto``: as the file says).
 
-    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``. Raises EngineError: no such
-    folder or file, an architecture or rope type that is not supported, a truncated file, tensors missing, unknown or of
-    the wrong shape, an unavailable device, more layers to protect than there are.
+    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``.
+
+    Raises EngineError: no such folder or file, an architecture or rope type that is not supported, a truncated file,
+    tensors missing, unknown or of the wrong shape, an unavailable device, more layers to protect than there are.
     """
     path = Path(folder)
     raw = read_config(path)

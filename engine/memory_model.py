@@ -131,9 +131,7 @@ def sequence_bytes(groups: Sequence[GroupSpec], num_tokens: int, kv_format: str,
     )
 
 
-def _classes(
-    groups: Sequence[GroupSpec], kv_format: str, block_size: int
-) -> Iterator[tuple[GroupSpec, BlockClass]]:
+def _classes(groups: Sequence[GroupSpec], kv_format: str, block_size: int) -> Iterator[tuple[GroupSpec, BlockClass]]:
     """The class that blocks of each group take."""
     for group in groups:
         yield group, class_for(group.format_under(kv_format), block_size)

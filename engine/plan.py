@@ -16,10 +16,10 @@ RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.la
 
 @dataclass(frozen=True)
 class Entry:
-    """One block of a sequence's block table as an executor sees it.
+    """One block of a sequence's block table, or a run of its tiles (ADR 6), as an executor sees it.
 
-    ``offset``: in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``: absolute position of
-    the block's first token, a multiple of its size. ``valid``: tokens of the block that belong to this sequence. Never
+    ``offset``: of its first tile, in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``:
+    absolute position of its first token, at a tile's start. ``valid``: tokens that belong to this sequence. Never
     compute position // block_size: consecutive entries may differ in size and format, and an evicted range is a gap.
     """
 

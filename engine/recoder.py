@@ -24,13 +24,17 @@ least recently used ones makes room for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 
 from engine.block_pool import BlockPool
+from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence, CacheSettings
-from engine.chunks import chunk_mask, whole_tiles
+from engine.chunks import chunk_mask
 from engine.compaction import is_cramped, slab_to_empty
-from engine.formats import CHUNK_TOKENS, FORMATS, BlockClass, class_for, lossiness_of
+from engine.formats import FORMATS, BlockClass, class_for, lossiness_of
+from engine.partial_blocks import kept_chunks, named_chunks, wants_split
 from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
@@ -84,22 +88,15 @@ class Recoder:
         return _BY_LOSSINESS[min(self._lossiness, sequence.max_lossiness)].tile_tokens
 
     def wants_split(self, block: Block) -> bool:
-        """Whether some tile of a sealed block is kept by none of its holders."""
-        tile = block.block_class.format.tile_tokens
-        if block.size == tile or not block.is_sealed or not block.holders:
-            return False
-        whole = chunk_mask(block.first, block.end)
-        if not any(self.sequences[holder].tables[self.group].hidden & whole for holder in block.holders):
-            return False
-        return whole_tiles(self._kept(block), tile) != whole
+        """See :func:`engine.partial_blocks.wants_split`."""
+        return wants_split(block, self._tables(block))
 
-    def _kept(self, block: Block) -> int:
-        """The chunks of a block that any of its holders keeps."""
-        kept = 0
-        for holder in block.holders:
-            table = self.sequences[holder].tables[self.group]
-            kept |= table.kept(table.index_from(block.first))
-        return kept
+    def _tables(self, block: Block) -> list[BlockTable]:
+        return [self.sequences[holder].tables[self.group] for holder in block.holders]
+
+    def _needed(self, sources: Sequence[Block]) -> int:
+        """The chunks of blocks that anybody keeps or a cached prefix names."""
+        return reduce(or_, (kept_chunks(source, self._tables(source)) | named_chunks(source) for source in sources))
 
     def _goal(self, block: Block) -> BlockClass:
         """The class of what a block becomes next: split in its own format, or converted."""
@@ -315,10 +312,10 @@ class Recoder:
             source.in_recode = True
             self.pool.settle(source)
         targets: list[Block] = []
-        spans = range(sources[0].first, sources[-1].end, target.block_size)
-        for first in spans:
-            if len(spans) > 1 and not self._is_needed(sources, first, first + target.block_size):
-                continue
+        needed = self._needed(sources) if target.block_size < sources[-1].end - sources[0].first else -1
+        for first in range(sources[0].first, sources[-1].end, target.block_size):
+            if not chunk_mask(first, first + target.block_size) & needed:
+                continue  # dropped by all
             block = self.pool.take(target, first, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
             if block is None:
                 self._release(targets)
@@ -328,11 +325,6 @@ class Recoder:
             targets.append(block)
         growing = {holder for source in sources if not source.is_sealed for holder in source.holders}
         return RecodeUnit(tuple(sources), tuple(targets), tuple(map(self._mark, sorted(growing))))
-
-    def _is_needed(self, sources: Sequence[Block], start: int, stop: int) -> bool:
-        """Whether anybody keeps any of these positions, or a cached prefix names them."""
-        chunks = chunk_mask(start, stop)
-        return any(self._kept(source) & chunks or _named(source) & chunks for source in sources)
 
     def _mark(self, serial: int) -> tuple[int, int, int]:
         return serial, self.sequences[serial].committed, self.sequences[serial].end
@@ -410,7 +402,7 @@ class Recoder:
         if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
             return False
         covered = sum(chunk_mask(target.first, target.end) for target in unit.targets)
-        if any((self._kept(source) | _named(source)) & ~covered for source in unit.sources):
+        if self._needed(unit.sources) & ~covered:
             return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(
@@ -433,8 +425,3 @@ class Recoder:
         for target in targets:
             target.holders[sequence.serial] = None
         sequence.lossiest = max(sequence.lossiest, targets[0].block_class.lossiness)
-
-
-def _named(block: Block) -> int:
-    """The chunks of a block that the prefix cache names."""
-    return sum(1 << position // CHUNK_TOKENS for position in block.nodes)

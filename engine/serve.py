@@ -39,7 +39,8 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``protect_layers``: so many first layers keep their KV native. ``threads``: processor threads of matrix products and attention.
+    go on after a signal. ``threads``: processor threads of matrix products and attention. ``protect_layers``: so many
+    first layers keep their KV native.
     """
 
     model: Path

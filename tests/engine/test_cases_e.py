@@ -1,4 +1,4 @@
-"""Cases E.15, E.17 and E.19 through the whole engine: the model's own window, positions after evictions, tiny contexts."""
+"""Cases E.15, E.17, E.19 through the whole engine: a model's own window, positions after evictions, tiny contexts."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from cache_world import World, ids
 
 from engine.attention_mass import DECAY, LEAST_QUERIES, OBSERVED_PROMPT_TOKENS, ChunkScores, ObservedMass
 from engine.chunks import chunk_mask, runs_of
-from engine.eviction import heavy_hitter_eviction
 from engine.events import BlocksRecoded, TokensEvicted
+from engine.eviction import heavy_hitter_eviction
 from engine.plan import ScheduledSequence
 from engine.request import Request
 from kernels.layout import KVShape

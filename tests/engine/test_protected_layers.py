@@ -99,9 +99,7 @@ def keys(engine: OfflineEngine, request: Any, group: int) -> torch.Tensor:
 
 def test_bytes_are_exact(loaded: LoadedModel) -> None:
     """Pool, memory model and gauges say the same, and what the layout lays out."""
-    engine = OfflineEngine(
-        loaded, pool_bytes=16 << 20, values={"kv_format": "int4", "block_size": 64}, recent_tokens=0
-    )
+    engine = OfflineEngine(loaded, pool_bytes=16 << 20, values={"kv_format": "int4", "block_size": 64}, recent_tokens=0)
     engine.add([(3 * i) % 64 for i in range(192)], SamplingParams(max_tokens=9))
     for _ in range(5):
         engine.step()

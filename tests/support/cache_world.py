@@ -19,8 +19,8 @@ from engine.attention_mass import ObservedMass
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.events import ListSink
-from engine.memory_model import GroupSpec
 from engine.formats import lossiness_of
+from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
 from engine.request import CachePolicy, Request, RequestStatus, SamplingParams
 from engine.scheduler import Scheduler
