@@ -146,7 +146,7 @@ def test_every_request_gets_exactly_its_tokens_whatever_is_switched(loaded: Load
         engine.apply(
             kv_format=FORMATS[num_steps // 8 % 4].name,
             block_size=rng.choice(BLOCK_SIZES),
-            eviction=rng.choice(["none", "window"]),
+            eviction=rng.choice(["none", "window", "heavy_hitter"]),
             keep_tokens=128,
             max_num_batched_tokens=rng.choice([64, 512]),
             max_num_seqs=rng.choice([1, 4]),
