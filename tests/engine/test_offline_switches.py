@@ -104,15 +104,17 @@ def record(engine: OfflineEngine, between: Callable[[OfflineEngine, int], None])
     return steps
 
 
-def test_block_size_switches_change_no_bit(loaded: LoadedModel) -> None:
-    plain = record(engine_of(loaded), lambda _engine, _step: None)
+@pytest.mark.parametrize("values", [{}, {"eviction": "heavy_hitter", "keep_tokens": 128}])
+def test_block_size_switches_change_no_bit(loaded: LoadedModel, values: dict[str, Any]) -> None:
+    """Under eviction too: what attention is reported, what it makes stay and where that lies in its blocks."""
+    plain = record(engine_of(loaded, **values), lambda _engine, _step: None)
     sizes_seen: set[int] = set()
 
     def switch(engine: OfflineEngine, step: int) -> None:
         sizes_seen.update(row.block_size for row in engine.cache.resident())
         engine.apply(block_size=BLOCK_SIZES[step * 2 % 5])
 
-    switched = record(engine_of(loaded), switch)
+    switched = record(engine_of(loaded, **values), switch)
     assert sizes_seen >= set(BLOCK_SIZES)  # the switches did something
     assert len(plain) == len(switched)
     for step, (expected, found) in enumerate(zip(plain, switched, strict=True)):
