@@ -40,7 +40,8 @@ def quality_table_view(table: QualityTable, budget: QualityBudget) -> list[Rende
     how = (
         f"Judged on the {conditions['tokens'] - conditions['prompt_tokens']} tokens after prompts of "
         f"{conditions['prompt_tokens']}, fed in chunks of {conditions['chunk_tokens']}, all KV older than "
-        f"{conditions['recent_tokens']} tokens recoded; perplexity, KL and top-1 on {what}. "
+        f"{conditions['recent_tokens']} tokens recoded. Perplexity (ppl), KL and top-1 are of {what}, keys "
+        f"are the retrieval probes answered. "
         f"{table.model.dtype} weights, {table.machine['device']}."
     )
     notes = [how]
@@ -53,14 +54,17 @@ def quality_table_view(table: QualityTable, budget: QualityBudget) -> list[Rende
     return [_figures(table, budget), _positions(table), *notes]
 
 
+def _table(title: str) -> Table:
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    view.add_column("setting", no_wrap=True)
+    return view
+
+
 def _figures(table: QualityTable, budget: QualityBudget) -> Table:
-    view = Table(
-        title=f"{table.model.name}: cost of KV formats and eviction", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    view.add_column("setting")
-    for name in ("bits", "decode tok/s", "perplexity", "increase %", "KL", "top-1 %", "passkeys %"):
-        view.add_column(name, justify="right")
-    view.add_column(f"budget {budget.perplexity_pct:g} %")
+    view = _table(f"{table.model.name}: cost of KV formats and eviction, budget {budget.perplexity_pct:g} %")
+    for name in ("bits", "tok/s", "ppl", "increase %", "KL", "top-1", "keys"):
+        view.add_column(name, justify="right", no_wrap=True)
+    view.add_column("", no_wrap=True)
     for name, row in table.settings.items():
         scores = row.judged
         view.add_row(
@@ -68,24 +72,22 @@ def _figures(table: QualityTable, budget: QualityBudget) -> Table:
             f"{row.bits_per_element:.2f}",
             "-" if row.decode_tokens_per_s is None else f"{row.decode_tokens_per_s:,.0f}",
             f"{scores.perplexity:.2f}",
-            f"{scores.increase_pct:+.3f} ± {scores.increase_error_pct:.3f}",
-            f"{scores.kl:.2e}",
-            f"{100 * scores.top1:.2f}",
-            "-" if row.probes is None else f"{100 * row.probes.accuracy:.0f}",
+            f"{scores.increase_pct:+.2f}±{scores.increase_error_pct:.2f}",
+            f"{scores.kl:.1e}",
+            f"{scores.top1:.1%}",
+            "-" if row.probes is None else f"{row.probes.accuracy:.0%}",
             "refused" if budget.verdict(row) else "ok",
         )
     return view
 
 
 def _positions(table: QualityTable) -> Table:
-    """KL by position, where an error that accumulates shows as a rise from left to right."""
-    view = Table(title="KL from native by position (x 10⁻⁴)", title_justify="left", box=box.SIMPLE_HEAD)
-    view.add_column("tokens before")
+    view = _table("10,000 x KL from native, by position; an error that accumulates rises to the right")
     first = table.settings["native"]
     parts = (first.text or first.generated).by_position
     step = table.conditions["tokens"] // len(parts)
     for part in range(len(parts)):
-        view.add_column(str(part * step), justify="right")
+        view.add_column(str(part * step), justify="right", no_wrap=True)
     for name, row in table.settings.items():
         if name != "native":
             view.add_row(name, *[_ten_thousandths(part) for part in (row.text or row.generated).by_position])
@@ -93,7 +95,7 @@ def _positions(table: QualityTable) -> Table:
 
 
 def _ten_thousandths(scores: Scores | None) -> str:
-    return "-" if scores is None else f"{1e4 * scores.kl:.2f}"
+    return "-" if scores is None else f"{1e4 * scores.kl:.1f}"
 
 
 def write_csv(table: QualityTable, budget: QualityBudget, path: Path) -> None:

@@ -16,7 +16,7 @@ from engine.loader import LoadedModel
 from engine.machine_info import machine_info
 from engine.offline import generate
 from engine.quality.compare import NATIVE, Outcome, Settings, compare
-from engine.quality.digest import weights_digest
+from engine.quality.digest import model_digest
 from engine.quality.probes import passkeys
 from engine.quality.samples import Sample, windows
 from engine.quality.scoring import Conditions
@@ -121,7 +121,7 @@ def measure(
     device = loaded.model.device.type
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     return QualityTable(
-        model=Model(name=loaded.name, sha256=weights_digest(loaded.folder), dtype=dtype),
+        model=Model(name=loaded.name, sha256=model_digest(loaded.folder), dtype=dtype),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=machine_info(device),
         conditions=_conditions(effort, length, prompt, text, len(pieces), seed),

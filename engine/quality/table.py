@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import EngineError
-from engine.quality.digest import weights_digest
+from engine.quality.digest import model_digest
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -64,7 +64,7 @@ class Row(_Strict):
 
 
 class Model(_Strict):
-    """``sha256``: of the weight files. ``dtype``: of weights and native KV."""
+    """``sha256``: of configuration and weights. ``dtype``: of weights and native KV."""
 
     name: str
     sha256: str
@@ -87,12 +87,12 @@ class QualityTable(_Strict):
         return next((row for row in self.settings.values() if row.values == {"kv_format": kv_format}), None)
 
     def check_model(self, folder: Path, name: str = "") -> None:
-        """Raises EngineError unless the table was measured with the weights of ``folder``."""
-        found = weights_digest(folder)
+        """Raises EngineError unless the table was measured with the model in ``folder``."""
+        found = model_digest(folder)
         if found != self.model.sha256:
             raise EngineError(
-                f"the quality table {name} belongs to {self.model.name} (weights {self.model.sha256[:12]}), not to "
-                f"{folder} (weights {found[:12]}): measure this model with autotune compare-formats"
+                f"the quality table {name} belongs to {self.model.name} ({self.model.sha256[:12]}), not to "
+                f"{folder} ({found[:12]}): measure this model with autotune compare-formats"
             )
 
 

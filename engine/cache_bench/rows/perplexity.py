@@ -3,10 +3,14 @@
 Text goes through the engine in chunks of 32 tokens; before the next chunk everything more than 64 tokens old is
 recoded, in every layer, so a key is computed over what the format left of its past. Only positions from 1,024 on count.
 The second part takes 4,096 tokens: int4's increase in the last quarter of the judged positions over that in the first.
-Where increases are as small as their error, their ratio says nothing, hence the ratio of divergences beside it.
+Where the first increase is not twice its error, a ratio of observed increases says nothing; then it is the ratio of the
+increases that native itself expects, exp(KL) - 1, which leave out the luck of which token came. ``estimator`` says
+which.
 """
 
 from __future__ import annotations
+
+import math
 
 from engine.cache_bench.context import Context
 from engine.cache_bench.inputs import figures_of, first_token, held_out_ids, log_all
@@ -18,7 +22,7 @@ KEYS = (
     "perplexity_increase_pct",
     "perplexity_increase_pct_error",
     "perplexity_increase_pct_last_quarter_over_first",
-    "kl_last_quarter_over_first",
+    "perplexity_increase_pct_by_quarter",
     "perplexity_top1",
 )
 
@@ -46,7 +50,7 @@ def run(context: Context) -> dict[str, object]:
 
 
 def _by_quarter(context: Context, pieces: list[list[int]]) -> dict[str, object]:
-    keys = ("perplexity_increase_pct_last_quarter_over_first", "kl_last_quarter_over_first")
+    keys = ("perplexity_increase_pct_last_quarter_over_first", "perplexity_increase_pct_by_quarter")
     loaded = context.load()
     if not pieces or loaded.config.max_model_len < _LONG:
         context.log(f"  no sequence of {_LONG} tokens: text or model is too short")
@@ -61,5 +65,11 @@ def _by_quarter(context: Context, pieces: list[list[int]]) -> dict[str, object]:
             f"{one.increase_pct:+.3f} % +- {one.increase_error_pct:.3f}, KL {one.kl:.2e}, top-1 {one.top1:.4f}"
         )
     first, last = quarters[0], quarters[-1]
-    grown = last.increase_pct / first.increase_pct if first.increase_pct > 0 else None
-    return dict(zip(keys, ({"int4": grown}, {"int4": last.kl / first.kl}), strict=True))
+    is_clear = first.increase_pct > 2 * first.increase_error_pct
+    grown = last.increase_pct / first.increase_pct if is_clear else math.expm1(last.kl) / math.expm1(first.kl)
+    ratio = {"int4": grown, "estimator": "observed" if is_clear else "expected"}
+    observed = {"int4": [figures.increase_pct for figures in quarters]}
+    observed["int4_error"] = [figures.increase_error_pct for figures in quarters]
+    observed["int4_expected"] = [100 * math.expm1(figures.kl) for figures in quarters]
+    observed["native_perplexity"] = [figures.perplexity for figures in native]
+    return dict(zip(keys, (ratio, observed), strict=True))
