@@ -40,29 +40,29 @@ def quality_table_view(table: QualityTable, budget: QualityBudget) -> list[Rende
     how = (
         f"Judged on the {conditions['tokens'] - conditions['prompt_tokens']} tokens after prompts of "
         f"{conditions['prompt_tokens']}, fed in chunks of {conditions['chunk_tokens']}, all KV older than "
-        f"{conditions['recent_tokens']} tokens recoded. Perplexity (ppl), KL and top-1 are of {what}, keys "
-        f"are the retrieval probes answered. "
+        f"{conditions['recent_tokens']} tokens recoded. Perplexity (ppl), KL and top-1 agreement are of {what}, "
+        f"keys are the retrieval probes answered. "
         f"{table.model.dtype} weights, {table.machine['device']}."
     )
-    notes = [how]
+    notes = [how, "An error that accumulates rises from left to right."]
     native = table.settings["native"]
     if native.probes is not None and native.probes.accuracy < 0.9:
         notes.append(
             f"The native cache answers {native.probes.accuracy:.0%} of the passkeys: this model does not retrieve well "
             "enough for that column to mean anything."
         )
-    return [_figures(table, budget), _positions(table), *notes]
+    return [_figures(table, budget), "", _positions(table), "", *notes]
 
 
 def _table(title: str) -> Table:
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     view.add_column("setting", no_wrap=True)
     return view
 
 
 def _figures(table: QualityTable, budget: QualityBudget) -> Table:
     view = _table(f"{table.model.name}: cost of KV formats and eviction, budget {budget.perplexity_pct:g} %")
-    for name in ("bits", "tok/s", "ppl", "increase %", "KL", "top-1", "keys"):
+    for name in ("bits", "tok/s", "ppl", "increase %", "KL", "top1 %", "keys %"):
         view.add_column(name, justify="right", no_wrap=True)
     view.add_column("", no_wrap=True)
     for name, row in table.settings.items():
@@ -70,19 +70,19 @@ def _figures(table: QualityTable, budget: QualityBudget) -> Table:
         view.add_row(
             name,
             f"{row.bits_per_element:.2f}",
-            "-" if row.decode_tokens_per_s is None else f"{row.decode_tokens_per_s:,.0f}",
+            "-" if row.decode_tokens_per_s is None else f"{row.decode_tokens_per_s:.0f}",
             f"{scores.perplexity:.2f}",
             f"{scores.increase_pct:+.2f}±{scores.increase_error_pct:.2f}",
-            f"{scores.kl:.1e}",
-            f"{scores.top1:.1%}",
-            "-" if row.probes is None else f"{row.probes.accuracy:.0%}",
-            "refused" if budget.verdict(row) else "ok",
+            f"{scores.kl:.1e}".replace("e-0", "e-"),
+            f"{100 * scores.top1:.1f}",
+            "-" if row.probes is None else f"{100 * row.probes.accuracy:.0f}",
+            "over" if budget.verdict(row) else "ok",
         )
     return view
 
 
 def _positions(table: QualityTable) -> Table:
-    view = _table("10,000 x KL from native, by position; an error that accumulates rises to the right")
+    view = _table("10,000 x KL from native, by position")
     first = table.settings["native"]
     parts = (first.text or first.generated).by_position
     step = table.conditions["tokens"] // len(parts)

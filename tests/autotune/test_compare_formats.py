@@ -59,7 +59,10 @@ def test_table_csv_and_verdict(autotune: Command, model: str, tmp_path: Path) ->
     assert by_name["int4"]["verdict"].startswith(("perplexity", "top-1"))
     assert float(by_name["int4"]["generated_kl"]) == document["settings"]["int4"]["generated"]["after_prompt"]["kl"] > 0
     assert by_name["int4"]["text_kl"] == by_name["int4"]["passkeys"] == ""  # neither text nor tokenizer here
-    assert all(line.endswith(("refused", "ok")) for line in (text.rstrip() for text in out.splitlines()) if "±" in line)
+    lines = [line.split() for line in out.splitlines() if "±" in line]
+    assert [" ".join(line[: 2 if "_" in line[0] or line[0] == "window" else 1]) for line in lines] == list(by_name)
+    assert [line[-1] == "ok" for line in lines] == [row["verdict"] == "ok" for row in rows]
+    assert "…" not in out  # nothing is cut off at 80 columns
 
 
 def mistakes(model: str, folder: Path) -> list[tuple[list[str], str]]:
