@@ -30,7 +30,9 @@ def plot_trace(trace: Trace, summary: Summary, path: Path) -> None:
         axes.hist(values, bins=edges, color=colour)
         for share in ("p50", "p90", "p99"):
             axes.axvline(marks[share], color="black", linewidth=0.8, linestyle=":")
-            axes.annotate(share, (marks[share], 0.97), xycoords=("data", "axes fraction"), fontsize=8, va="top")
+            axes.annotate(
+                share, (marks[share], 0.97), xycoords=("data", "axes fraction"), fontsize=8, va="top", rotation=90
+            )
         axes.set(xscale="log", xlabel=f"{name} tokens", ylabel="requests")
     figure.suptitle(f"{trace.name}: {summary.requests:,} requests in {summary.duration_s:,.0f} s")
     figure.savefig(path, dpi=110)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.replay.session import Result
+    from envs.workload.scaling import Scaling
     from envs.workload.trace import Trace
 
 _DEFAULT_GENERATED_S = 120.0
@@ -71,8 +73,7 @@ def replay(
     from autotune.replay.summary import Targets  # noqa: PLC0415
     from autotune.replay.view import summary_table  # noqa: PLC0415
     from autotune.replay.wire import Endpoint  # noqa: PLC0415
-    from envs.workload.scaling import Scaling, scale  # noqa: PLC0415
-    from envs.workload.splits import window  # noqa: PLC0415
+    from envs.workload.scaling import Scaling  # noqa: PLC0415
     from envs.workload.trace import TraceError  # noqa: PLC0415
 
     to_stdout = str(json_out) == "-"
@@ -94,8 +95,7 @@ def replay(
         scaling = Scaling(
             length_scale, time_scale, keep, max_prompt_tokens, max_output_tokens, duration, max_requests, seed, rate
         )
-        loaded = _load(trace, scaling, start, skip_bad_lines=skip_bad_lines)
-        workload = scale(window(loaded, start) if start else loaded, scaling)
+        workload = _load(trace, scaling, start, skip_bad_lines=skip_bad_lines)
     except TraceError as error:
         raise CliError(str(error)) from None
     except ValueError as error:
@@ -137,24 +137,28 @@ def replay(
     return 0
 
 
-def _load(name: str, scaling: Any, start_s: float, *, skip_bad_lines: bool) -> Trace:
+def _load(name: str, scaling: Scaling, start_s: float, *, skip_bad_lines: bool) -> Trace:
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
     from envs.workload.generators import generate  # noqa: PLC0415
     from envs.workload.loaders import load_trace  # noqa: PLC0415
+    from envs.workload.scaling import scale  # noqa: PLC0415
+    from envs.workload.splits import window  # noqa: PLC0415
     from envs.workload.trace import TraceError  # noqa: PLC0415
 
     path = Path(name)
     if name in CATALOGUE and not path.exists():
-        # Enough for what is asked for; a stretched trace needs less of the source.
+        # A rate is generated, not stretched to: pauses to think stay what they are. Enough for what is asked for; a
+        # stretched trace needs less of the source.
         workload = CATALOGUE[name]
-        stretch = (
-            scaling.time_scale if scaling.rate_rps is None else workload.mean_rps * scaling.keep / scaling.rate_rps
-        )
-        duration_s = start_s + (scaling.duration_s or _DEFAULT_GENERATED_S) / stretch
-        return generate(workload, duration_s=duration_s, seed=scaling.seed)
-    if not path.is_file():
+        factor = 1.0 if scaling.rate_rps is None else scaling.rate_rps / (workload.mean_rps * scaling.keep)
+        duration_s = start_s + (scaling.duration_s or _DEFAULT_GENERATED_S) / scaling.time_scale
+        loaded = generate(workload, duration_s=duration_s, seed=scaling.seed, rate_scale=factor)
+        scaling = replace(scaling, rate_rps=None)
+    elif path.is_file():
+        loaded = load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=scaling.rate_rps, seed=scaling.seed)
+    else:
         raise TraceError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
-    return load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=scaling.rate_rps, seed=scaling.seed)
+    return scale(window(loaded, start_s) if start_s else loaded, scaling)
 
 
 async def _session(
