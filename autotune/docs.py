@@ -45,8 +45,8 @@ autotune replay calls.trace.csv --start 600 --duration 300 --rate 2 --length-sca
 ```
 
 The plot needs matplotlib: `pip install 'kv-autotune[plots]'`. An envelope has the columns `t_s` and `rps` (or
-`rate_rps`, `rps_mid`) and perhaps the burstiness of each window (`rate_weighted_cv` as ServeGen has it). Times of a digitised plot
-that lost trailing zeros (3030 written as 303) are repaired where their neighbours say how, and it is said.
+`rate_rps`, `rps_mid`) and perhaps the burstiness of each window (`rate_weighted_cv` as ServeGen has it). Times of a
+digitised plot that lost trailing zeros (3030 written as 303) are repaired where their neighbours say how, with a note.
 
 ## Record your own traffic
 

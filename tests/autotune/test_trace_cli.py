@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import app, trace
+from autotune.cli import app, replay, trace
 from autotune.cli._shared import fail_with
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import stream
 from envs.workload.loaders import load_trace
+from envs.workload.scaling import Scaling
 
 MOONCAKE = (
     '{"timestamp": 5000, "input_length": 1024, "output_length": 5, "hash_ids": [1, 2]}\n'
@@ -101,6 +102,18 @@ def test_generate_follows_an_envelope_from_a_file(tmp_path: Path, capsys: pytest
     assert "note: e.csv: 1 of 4 times had lost trailing zeros: repaired" in capsys.readouterr().out
     arrivals = [r.arrival_s for r in load_trace(out).requests]
     assert sum(95 <= at < 200 for at in arrivals) > 10 * sum(at < 95 for at in arrivals)
+
+
+def test_replay_takes_a_start_and_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},{i + 1},1\n" for i in range(100)))
+    cut = replay._load(str(path), Scaling(rate_rps=4.0), 60.0, skip_bad_lines=False)
+    assert cut.requests[0].prompt_tokens == 61
+    assert cut.duration_s == pytest.approx(39 / 4)
+    # Pauses to think are generated at the rate, not stretched to it; thinning comes off the rate that was asked for.
+    built_in = replay._load("chat-turns", Scaling(rate_rps=6.0, keep=0.5, duration_s=300.0), 0.0, skip_bad_lines=False)
+    assert len(built_in.requests) / 300 == pytest.approx(6.0, rel=0.15)
+    assert not any("arrival times multiplied" in note for note in built_in.notes)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def test_a_recording_is_a_trace(tmp_path: Path) -> None:
     recorder.record(exchange(5_500_000_000, IDS[:40]))
     recorder.record(exchange(8_000_000_000, IDS[:40], space="salt"))
     recorder.close()
+    times = [float(line.split(",")[0]) for line in (tmp_path / "r.csv").read_text().splitlines()[1:]]
+    assert times == pytest.approx([1_700_000_002, 1_700_000_000.5, 1_700_000_003], abs=1e-5)  # time of day at the start
     trace = load_trace(tmp_path / "r.csv")
     assert [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests] == [
         (0.0, 40, 7),
