@@ -81,7 +81,9 @@ not grow with the duration, and the same seed gives the same requests.
 ```python
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import stream
-for request in stream(CATALOGUE["chat-week"], duration_s=604_800, seed=1): ...
+
+for request in stream(CATALOGUE["chat-week"], duration_s=604_800, seed=1):
+    ...
 ```
 
 ## Cut and scale
