@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from engine.arena import IntegrityError
-from engine.block_pool import Block
 from engine.plan import Entry
+from engine.pool_block import Block
 
 
 class BlockTable:

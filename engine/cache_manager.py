@@ -11,43 +11,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from engine.arena import Arena, IntegrityError
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
+from engine.cache_audit import check_group, check_sequences
+from engine.cache_readings import CacheUsage, read_converged, read_resident, read_usage
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.clock import Clock
-from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled, TokensEvicted
-from engine.eviction import outside_window, window_eviction
+from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
+from engine.evictor import Evictor
 from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
 from engine.memory_model import GroupSpec, PoolLayout, pool_layout
 from engine.plan import Entry, RecodeBatch
 from engine.prefix_cache import PrefixCache
-from engine.recoder import Recoder, RecodeUnit
+from engine.recode_unit import RecodeUnit
+from engine.recoder import Recoder
 from engine.request import Request
 from engine.stats import Counters, ResidentBytes
 from engine.tunables import TunableValues
+from engine.versions import Versions
 
 RESERVE_SLABS = 1
-
-
-@dataclass(frozen=True)
-class CacheUsage:
-    """Gauges of the whole pool. ``kv_usage``: share of what requests may use that they hold, worst group, 0 to 1.
-
-    ``used_bytes``: blocks that sequences hold or conversions occupy. ``cached_bytes``: idle blocks.
-    ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
-    """
-
-    kv_usage: float
-    pool_bytes: int
-    used_bytes: int
-    cached_bytes: int
-    resident_tokens: int
-    held_below_format_bytes: int
 
 
 class CacheManager:
@@ -86,7 +73,7 @@ class CacheManager:
         self._events = events
         self._settings = CacheSettings.parse(values)
         self._epoch = 0  # grows with every change of settings
-        self._version = 0  # of block tables, never repeats
+        self._versions = Versions()
         self._next_serial = 1
         self._sequences: dict[int, CacheSequence] = {}
         self._by_request: dict[str, CacheSequence] = {}
@@ -102,6 +89,16 @@ class CacheManager:
             self._recoders.append(
                 Recoder(index, pool, self._prefix, self._sequences, self._settings, recent_tokens=recent_tokens)
             )
+        self._evictor = Evictor(
+            self.groups,
+            self._pools,
+            self._recoders,
+            self._versions,
+            sinks=sinks,
+            clock=clock,
+            events=events,
+            counters=self.counters,
+        )
 
     # -- capacity -------------------------------------------------------------------------------------------------
 
@@ -159,7 +156,7 @@ class CacheManager:
         sequence = self._create(request)
         for group, run in enumerate(match.runs):
             for block, stop in run:
-                sequence.tables[group].append(block, stop, self._next_version())
+                sequence.tables[group].append(block, stop, self._versions.next())
                 self._pools[group].hold(block, sequence.serial)
         sequence.committed = sequence.end = sequence.capacity = sequence.chained = match.num_tokens
         sequence.lossiest = match.lossiness
@@ -206,10 +203,10 @@ class CacheManager:
                 block = pool.take(BlockClass(NATIVE.name, size), table.capacity, keep_slabs=keep_slabs)
                 if block is None:
                     for undo in reversed(added):
-                        self._pools[undo].drop(sequence.tables[undo].pop(self._next_version()), sequence.serial)
+                        self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)
                     return False
                 pool.hold(block, sequence.serial)
-                table.append(block, block.end, self._next_version())
+                table.append(block, block.end, self._versions.next())
                 added.append(group)
             self._report_dropped(group)
         return True
@@ -218,7 +215,7 @@ class CacheManager:
         """Give back blocks that lie wholly beyond ``end``: every entry has a valid token."""
         for pool, table in zip(self._pools, sequence.tables, strict=True):
             while table.blocks[-1].first >= end:
-                pool.drop(table.pop(self._next_version()), sequence.serial)
+                pool.drop(table.pop(self._versions.next()), sequence.serial)
         sequence.capacity = min(table.capacity for table in sequence.tables)
 
     def free(self, request: Request) -> None:
@@ -249,7 +246,8 @@ class CacheManager:
         sequence.epoch = self._epoch
         self._fill(sequence, before)
         self._enter(sequence, request)
-        self._evict(sequence, request)
+        if self._evictor.evict(sequence, request, self._settings):
+            self._stand_on(sequence, 0)
         for recoder in self._recoders:
             recoder.advance(sequence)
 
@@ -261,7 +259,7 @@ class CacheManager:
 
     def _create(self, request: Request) -> CacheSequence:
         cache = request.cache
-        tables = [BlockTable(self._next_version()) for _ in self.groups]
+        tables = [BlockTable(self._versions.next()) for _ in self.groups]
         sequence = CacheSequence(
             self._next_serial,
             request.request_id,
@@ -310,44 +308,6 @@ class CacheManager:
             self._prefix.retain(node)
         if old:
             self._prefix.release(old)
-
-    def _evict(self, sequence: CacheSequence, request: Request) -> None:
-        """Drop what window eviction or the model's own window no longer needs."""
-        is_window = self._settings.eviction == "window" and sequence.allow_eviction
-        evicts = is_window and sequence.committed >= len(request.prompt_ids)
-        evicted_tokens = evicted_blocks = 0
-        for group, table in enumerate(sequence.tables):
-            window = self.groups[group].window
-            if window is not None:
-                self._drop_entries(sequence, group, outside_window(table, sequence.committed, window))
-            if evicts:
-                found = window_eviction(table, sequence.committed, self.sinks, self._settings.keep_tokens)
-                tokens, blocks = self._drop_entries(sequence, group, found)
-                evicted_tokens = max(evicted_tokens, tokens)
-                evicted_blocks += blocks
-        if evicted_blocks:
-            sequence.is_evicted = True
-            self._stand_on(sequence, 0)
-            request.num_evicted_tokens += evicted_tokens
-            self.counters.evicted_tokens += evicted_tokens
-            self.counters.evicted_blocks += evicted_blocks
-            self._events.emit(TokensEvicted(self._clock.now_ns(), request.request_id, evicted_tokens, evicted_blocks))
-
-    def _drop_entries(self, sequence: CacheSequence, group: int, found: tuple[int, int]) -> tuple[int, int]:
-        start, stop = found
-        if stop <= start:
-            return 0, 0
-        table = sequence.tables[group]
-        num_tokens = sum(table.stops[i] - table.blocks[i].first for i in range(start, stop))
-        for block in table.replace(start, stop, (), (), self._next_version()):
-            self._pools[group].drop(block, sequence.serial)
-            if block.holders or block.nodes:
-                self._recoders[group].consider(block)
-        return num_tokens, stop - start
-
-    def _next_version(self) -> int:
-        self._version += 1
-        return self._version
 
     def _report_dropped(self, group: int) -> None:
         dropped = self._pools[group].dropped_idle - self._dropped_reported[group]
@@ -432,7 +392,7 @@ class CacheManager:
             cancelled = 0
             done: dict[BlockClass, list[RecodeUnit]] = {}
             for unit in self._in_flight.pop(batch.group, []):
-                if recoder.finish(unit, self._next_version()):
+                if recoder.finish(unit, self._versions.next()):
                     done.setdefault(unit.targets[0].block_class, []).append(unit)
                 else:
                     cancelled += 1
@@ -469,79 +429,22 @@ class CacheManager:
 
     def usage(self) -> CacheUsage:
         """Gauges; O(classes + sequences)."""
-        usable = self.layout.num_slabs - RESERVE_SLABS
-        shares = [
-            (pool.resident_bytes - pool.idle_bytes) / (usable * size)
-            for pool, size in zip(self._pools, self.layout.slab_bytes, strict=True)
-        ]
-        below = sum(
-            count * pool.arena.block_bytes(block_class)
-            for pool in self._pools
-            for block_class, count in pool.class_counts.items()
-            if block_class.lossiness > self._settings.lossiness
-        )
-        cached = sum(pool.idle_bytes for pool in self._pools)
-        return CacheUsage(
-            kv_usage=min(1.0, max(shares)),
-            pool_bytes=self.layout.total_bytes,
-            used_bytes=sum(pool.resident_bytes for pool in self._pools) - cached,
-            cached_bytes=cached,
-            resident_tokens=sum(sequence.committed for sequence in self._sequences.values()),
-            held_below_format_bytes=below,
-        )
+        return read_usage(self._pools, self.layout, self._sequences.values(), self._settings.lossiness)
 
     def resident(self) -> list[ResidentBytes]:
-        """Allocated bytes by class, idle cached ones included, and tokens in them in whole chunks.
-
-        Tokens are those of the first group that has the class: a token counts once. O(blocks): for readings.
-        """
-        found: dict[BlockClass, ResidentBytes] = {}
-        for pool in self._pools:
-            tokens: dict[BlockClass, int] = {}
-            for block in pool.blocks.values():
-                tokens[block.block_class] = tokens.get(block.block_class, 0) + block.filled
-            for block_class, count in pool.class_counts.items():
-                row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens[block_class]))
-                row.bytes += count * pool.arena.block_bytes(block_class)
-        return [found[block_class] for block_class in sorted(found, key=lambda c: (c.lossiness, c.block_size))]
+        """Allocated bytes and tokens by class; see :func:`engine.cache_readings.read_resident`."""
+        return read_resident(self._pools)
 
     def converged_fraction(self) -> float:
-        """Share of resident bytes that are in the class they should have, 1.0 when empty.
-
-        Blocks that are young, unsealed, or whose neighbours never allow another class count as converged.
-        """
-        resident = sum(pool.resident_bytes for pool in self._pools)
-        return 1.0 - sum(pool.stale_bytes for pool in self._pools) / resident if resident else 1.0
+        """Share of resident bytes that are in the class they should have, 1.0 when empty."""
+        return read_converged(self._pools)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every invariant holds. O(everything): for tests and audits."""
+        sequences = list(self._sequences.values())
         for group, pool in enumerate(self._pools):
-            pool.check_integrity()
-            holders: dict[int, set[int]] = {}
-            for sequence in self._sequences.values():
-                table = sequence.tables[group]
-                position = 0
-                for block, stop in zip(table.blocks, table.stops, strict=True):
-                    if pool.blocks.get(block.offset) is not block:
-                        raise IntegrityError(f"{sequence.request_id} holds block {block.offset}, which is free")
-                    if block.first < position or not block.first < stop <= block.end or stop % CHUNK_TOKENS:
-                        raise IntegrityError(f"{sequence.request_id}: entry {block.first}..{stop} after {position}")
-                    position = stop
-                    holders.setdefault(block.offset, set()).add(sequence.serial)
-                if sequence.end > position or sequence.committed > sequence.end:
-                    raise IntegrityError(f"{sequence.request_id}: {sequence.committed}, {sequence.end} > {position}")
-            in_recode = {b.offset for unit in self._in_flight.get(group, []) for b in (*unit.sources, *unit.targets)}
-            for offset, block in pool.blocks.items():
-                if set(block.holders) != holders.get(offset, set()):
-                    raise IntegrityError(f"block {offset}: holders {set(block.holders)} != {holders.get(offset)}")
-                if block.in_recode != (offset in in_recode):
-                    raise IntegrityError(f"block {offset}: in recode {block.in_recode}, planned {offset in in_recode}")
-                for node in block.nodes.values():
-                    if self._prefix.nodes[node].blocks[group] is not block:
-                        raise IntegrityError(f"block {offset} thinks that node {node} names it")
-        self._prefix.check_integrity([s.node for s in self._sequences.values() if s.node])
-        if {s.request_id for s in self._sequences.values()} != set(self._by_request):
-            raise IntegrityError("sequences by serial and by request differ")
+            check_group(group, pool, sequences, self._prefix, self._in_flight.get(group, []))
+        check_sequences(self._sequences, self._by_request, self._prefix)
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.arena import IntegrityError
-from engine.block_pool import Block
 from engine.formats import CHUNK_TOKENS
+from engine.pool_block import Block
 
 NodeKey = tuple[int, tuple[int, ...] | str]
 

@@ -19,56 +19,19 @@ least recently used ones makes room for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.block_pool import Block, BlockPool
+from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
-from engine.formats import FORMATS, NATIVE, BlockClass
-from engine.plan import RecodeJob
+from engine.compaction import is_cramped, slab_to_empty
+from engine.formats import FORMATS, BlockClass
+from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
+from engine.recode_unit import RecodeUnit
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
 _HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
 _RETRY_AFTER = 16  # blocks given back, unless a whole slab is
-
-
-@dataclass(frozen=True, eq=False)
-class RecodeUnit:
-    """Sources, adjacent and in order, and the targets that replace them, covering the same positions.
-
-    ``marks``: of the holders of sources that still grow, serial, tokens computed and slots when this was planned.
-    """
-
-    sources: tuple[Block, ...]
-    targets: tuple[Block, ...]
-    marks: tuple[tuple[int, int, int], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(block.size for block in self.sources)
-
-    def jobs(self) -> list[RecodeJob]:
-        """One row per target tile, columns as in kernels.layout.JOB_*."""
-        rows: list[RecodeJob] = []
-        for target in self.targets:
-            kind = target.block_class.format
-            for tile in range(target.size // kind.tile_tokens):
-                position = target.first + tile * kind.tile_tokens
-                source, source_tile = self._tile_at(position)
-                second_offset = second_tile = -1
-                if source.block_class.format.tile_tokens < kind.tile_tokens:
-                    second, second_tile = self._tile_at(position + source.block_class.format.tile_tokens)
-                    second_offset = second.offset
-                code = source.block_class.format.code
-                rows.append(
-                    (kind.code, target.offset, tile, code, source.offset, source_tile, second_offset, second_tile)
-                )
-        return rows
-
-    def _tile_at(self, position: int) -> tuple[Block, int]:
-        block = next(source for source in self.sources if source.first <= position < source.end)
-        return block, (position - block.first) // block.block_class.format.tile_tokens
 
 
 class Recoder:
@@ -139,7 +102,7 @@ class Recoder:
         for sequence in self.sequences.values():
             sequence.frontier[self.group] = 0
             self.advance(sequence)
-        for block in self.pool.idle.values():
+        for block in self.pool.idle:
             self.consider(block)
 
     def _is_old(self, block: Block) -> bool:
@@ -217,19 +180,7 @@ class Recoder:
             version, free_slabs = self._stalled_at
             if self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs:
                 return False
-        return bool(self.pool.stale) or self._is_cramped()
-
-    def _is_cramped(self) -> bool:
-        """No slab for requests, while slots worth a whole slab lie scattered where new blocks would not go."""
-        pool, arena = self.pool, self.pool.arena
-        if arena.num_free_slabs + pool.num_whole_slabs > pool.reserve_slabs:
-            return False
-        primary = BlockClass(NATIVE.name, self.settings.block_size)
-        return any(
-            arena.free_slots(block_class) + pool.num_idle(block_class) >= arena.per_slab(block_class)
-            for block_class in pool.class_counts
-            if block_class != primary or arena.num_free_slabs < pool.reserve_slabs
-        )
+        return bool(self.pool.stale) or is_cramped(self.pool, self.settings.block_size)
 
     def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
         """Units to convert in this step, up to a budget in tokens (None: all), at least one if there is room.
@@ -242,7 +193,7 @@ class Recoder:
         units, blocked = self._plan_units(budget_tokens, favoured)
         if not units and blocked and favoured is not None:
             units, blocked = self._plan_units(budget_tokens, None)
-        if not units and (blocked or self._is_cramped()):
+        if not units and (blocked or is_cramped(self.pool, self.settings.block_size)):
             units = self._compact(budget_tokens, in_step=in_step)
         if not units:
             self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
@@ -333,33 +284,14 @@ class Recoder:
             self.pool.settle(block)
 
     def _compact(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
-        """Move what is held out of the least held slab into slots of its class elsewhere, if all of it can go.
-
-        Idle blocks count as slots, and those of the chosen slab are given up: scattered among held ones they would keep
-        a slab from everybody else.
-        """
-        arena, pool = self.pool.arena, self.pool
-        least, chosen = 0, -1
-        for slab in range(arena.num_slabs):
-            block_class = arena.slab_class(slab)
-            if block_class is None:
-                continue
-            used, idle = arena.slab_used(slab), pool.num_idle_in(slab)
-            held = used - idle
-            if chosen >= 0 and held * block_class.block_size >= least:
-                continue
-            elsewhere = arena.free_slots(block_class) - (arena.per_slab(block_class) - used)
-            elsewhere += pool.num_idle(block_class) - idle
-            if 0 < held <= elsewhere and all(
-                block.offset in pool.idle or self._is_movable(block, in_step) for block in pool.blocks_in(slab)
-            ):
-                least, chosen = held * block_class.block_size, slab
-        if chosen < 0:
+        """Move blocks out of the slab that is cheapest to empty into slots of their class elsewhere."""
+        chosen = slab_to_empty(self.pool, lambda block: self._is_movable(block, in_step))
+        if chosen is None:
             return []
-        pool.give_up_idle(chosen)
+        self.pool.give_up_idle(chosen)
         units: list[RecodeUnit] = []
         left = budget_tokens
-        for block in list(pool.blocks_in(chosen)):
+        for block in list(self.pool.blocks_in(chosen)):
             if left is not None and block.size > left and units:
                 break
             unit = self._start([block], block.block_class, may_cut=False, avoid_slab=chosen)

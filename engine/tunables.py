@@ -66,12 +66,13 @@ _DECLARATIONS = (
     ),
     Tunable(
         "eviction",
-        ("none", "window"),
+        ("none", "window", "heavy_hitter"),
         "none",
         "",
         CostClass.BACKGROUND,
-        "Which KV of a running sequence is dropped once its prompt is complete: nothing, or all but the attention "
-        "sinks and the last keep_tokens.",
+        "Which KV of a running sequence is dropped once its prompt is complete: nothing; all but the attention sinks "
+        "and the last keep_tokens; or all but the sinks, the most recent tokens and those that attract most attention, "
+        "keep_tokens in all.",
     ),
     Tunable(
         "keep_tokens",
@@ -79,7 +80,25 @@ _DECLARATIONS = (
         512,
         "tokens",
         CostClass.BACKGROUND,
-        "Recent tokens that window eviction keeps, besides the sinks.",
+        "Tokens that eviction keeps of a sequence, besides the sinks.",
+    ),
+    Tunable(
+        "prefix_eviction",
+        ("lru", "lfu", "cost"),
+        "lru",
+        "",
+        CostClass.STEP,
+        "Which cached prefix nobody uses goes first when room is needed: the least recently used, the least frequently "
+        "used, or the one that saves the least recomputation per byte.",
+    ),
+    Tunable(
+        "host_offload",
+        ("off", "on"),
+        "off",
+        "",
+        CostClass.BACKGROUND,
+        "Whether KV may move to host memory: blocks of preempted and idle sequences and cached prefixes. Needs an "
+        "engine started with a host pool.",
     ),
     Tunable(
         "max_num_batched_tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LIVE_ENGINE_ID = "kv-autotune/LiveEngine-v0"
+LIVE_ENGINE_ID = "kv-autotune/LiveEngine-v1"
 
 
 def register_envs() -> None:

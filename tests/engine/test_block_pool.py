@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from engine.arena import Arena, IntegrityError
-from engine.block_pool import Block, BlockPool
+from engine.block_pool import BlockPool
+from engine.cache_audit import check_pool
 from engine.formats import BlockClass
+from engine.pool_block import Block
 from kernels.layout import NATIVE, KVShape
 
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
@@ -46,15 +48,15 @@ def test_a_block_is_held_then_idle_then_free() -> None:
     pool.drop(block, 7)
     assert not pool.idle
     pool.drop(block, 8)
-    assert list(pool.idle) == [block.offset]
-    pool.check_integrity()
+    assert list(pool.idle.blocks) == [block.offset]
+    check_pool(pool)
     pool.hold(block, 9)
     assert not pool.idle
     block.nodes.clear()
     pool.drop(block, 9)
     assert not pool.blocks
     assert dropped == []
-    pool.check_integrity()
+    check_pool(pool)
     with pytest.raises(IntegrityError):
         pool.drop(block, 9)
 
@@ -97,7 +99,7 @@ def test_a_slab_of_idle_blocks_serves_another_class() -> None:
     pool.hold(large, 6)
     assert dropped == [block.offset for block in blocks[16:]]
     assert pool.take(LARGE, 0, keep_slabs=1) is None
-    pool.check_integrity()
+    check_pool(pool)
 
 
 def test_planned_sizes_follow_alignment_then_room() -> None:
@@ -124,7 +126,7 @@ def test_stale_bytes_follow_blocks() -> None:
     pool.mark_stale(block)
     pool.mark_stale(block)
     assert pool.stale_bytes == pool.arena.block_bytes(SMALL)
-    pool.check_integrity()
+    check_pool(pool)
     pool.drop_all_idle()
     assert (pool.stale_bytes, pool.resident_bytes, pool.stale) == (0, 0, {})
-    pool.check_integrity()
+    check_pool(pool)

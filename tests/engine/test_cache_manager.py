@@ -255,7 +255,7 @@ def test_integrity_check_can_fail() -> None:
     block = world.cache._by_request[request.request_id].tables[0].blocks[0]
     for harm, mend in [
         (block.holders.clear, lambda: block.holders.update({1: None})),
-        (lambda: pool.idle.update({block.offset: block}), pool.idle.clear),
+        (lambda: pool.idle.blocks.update({block.offset: block}), pool.idle.blocks.clear),
         (lambda: setattr(block, "filled", 300), lambda: setattr(block, "filled", 16)),
         (lambda: setattr(block, "in_recode", True), lambda: setattr(block, "in_recode", False)),
         (lambda: setattr(pool, "resident_bytes", 1), lambda: setattr(pool, "resident_bytes", 7 * 512)),

@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import World, ids
 
-from engine.block_pool import Block
 from engine.block_table import BlockTable
 from engine.events import TokensEvicted
 from engine.eviction import outside_window, window_eviction
 from engine.formats import BlockClass
+from engine.pool_block import Block
 from engine.request import Request
 
 

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import World, ids
 
-from engine.block_pool import Block
 from engine.formats import BlockClass
+from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
 from engine.request import Request
 

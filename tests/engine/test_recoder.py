@@ -347,10 +347,10 @@ def test_idle_blocks_between_held_ones_do_not_keep_slabs_from_requests() -> None
             world.scheduler.abort(request.request_id)
     world.cache.check_integrity()
     held = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}
-    spare = pool.arena.num_free_slabs + pool.num_whole_slabs
+    spare = pool.arena.num_free_slabs + pool.idle.num_whole_slabs
     settle(world)
     world.cache.check_integrity()
     left = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}
     assert spare <= pool.reserve_slabs, "the scene needs a pool without a slab to spare"
     assert len(left) < len(held)
-    assert pool.arena.num_free_slabs + pool.num_whole_slabs > pool.reserve_slabs
+    assert pool.arena.num_free_slabs + pool.idle.num_whole_slabs > pool.reserve_slabs

@@ -1,0 +1,105 @@
+"""Whether the cache's books agree with each other: recounted from the ground up, for tests and audits. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.arena import IntegrityError
+from engine.block_pool import BlockPool
+from engine.cache_sequence import CacheSequence
+from engine.formats import CHUNK_TOKENS, BlockClass
+from engine.pool_block import Block
+from engine.prefix_cache import PrefixCache
+from engine.recode_unit import RecodeUnit
+
+
+def check_pool(pool: BlockPool) -> None:
+    """Raises IntegrityError unless every block is in exactly one state and every count is right."""
+    arena = pool.arena
+    used = arena.check_integrity()
+    counts: dict[BlockClass, int] = {}
+    idle: dict[BlockClass, int] = {}
+    slab_idle = [0] * arena.num_slabs
+    stale_bytes = idle_bytes = resident = 0
+    for offset, block in pool.blocks.items():
+        size = arena.block_bytes(block.block_class)
+        counts[block.block_class] = counts.get(block.block_class, 0) + 1
+        resident += size
+        slab = arena.slab_of(offset)
+        _check_block(pool, offset, block)
+        if _is_nobodys(block):
+            idle[block.block_class] = idle.get(block.block_class, 0) + 1
+            slab_idle[slab] += 1
+            idle_bytes += size
+        stale_bytes += size * block.is_stale
+    _require(counts == used == pool.class_counts, f"blocks {counts}, slabs {used}, counted {pool.class_counts}")
+    whole = {slab for slab, count in enumerate(slab_idle) if count and count == arena.slab_used(slab)}
+    found, counted = (slab_idle, idle, whole), pool.idle.counts()
+    _require(found == counted, f"idle by slab, by class and whole slabs: found {found}, counted {counted}")
+    _require(sum(map(len, pool.stale.values())) == sum(b.is_stale for b in pool.blocks.values()), "stale list")
+    found_bytes = (resident, idle_bytes, stale_bytes)
+    counted_bytes = (pool.resident_bytes, pool.idle.num_bytes, pool.stale_bytes)
+    _require(found_bytes == counted_bytes, f"resident, idle, stale bytes {found_bytes}, counted {counted_bytes}")
+
+
+def _check_block(pool: BlockPool, offset: int, block: Block) -> None:
+    slab = pool.arena.slab_of(offset)
+    _require(block.offset == offset, f"block {block.offset} is listed at {offset}")
+    _require(pool.arena.slab_class(slab) == block.block_class, f"block {offset} is not of its slab's class")
+    _require(block.first % block.size == 0, f"block {offset} of {block.size} starts at {block.first}")
+    _require(0 <= block.filled <= block.size, f"block {offset} of {block.size} has {block.filled} tokens")
+    _require((block in pool.idle) == _is_nobodys(block), f"block {offset}: idle list is wrong")
+    _require(not _is_nobodys(block) or bool(block.nodes), f"block {offset} is nobody's and not freed")
+    _require(block.is_stale == (offset in pool.stale.get(slab, {})), f"block {offset}: stale list is wrong")
+    for position in block.nodes:
+        inside = block.first <= position and position + CHUNK_TOKENS <= block.first + block.filled
+        _require(inside, f"block {offset} is cached for {position} but holds {block.first}+{block.filled}")
+
+
+def _is_nobodys(block: Block) -> bool:
+    return not block.holders and not block.in_recode
+
+
+def check_group(
+    group: int, pool: BlockPool, sequences: Sequence[CacheSequence], prefix: PrefixCache, units: Sequence[RecodeUnit]
+) -> None:
+    """Raises IntegrityError unless tables, holders, conversions under way and the prefix cache name the same blocks."""
+    check_pool(pool)
+    holders: dict[int, set[int]] = {}
+    for sequence in sequences:
+        for block in _check_table(group, pool, sequence):
+            holders.setdefault(block.offset, set()).add(sequence.serial)
+    in_recode = {block.offset for unit in units for block in (*unit.sources, *unit.targets)}
+    for offset, block in pool.blocks.items():
+        found = holders.get(offset, set())
+        _require(set(block.holders) == found, f"block {offset}: holders {set(block.holders)} != {found}")
+        _require(block.in_recode == (offset in in_recode), f"block {offset}: in recode {block.in_recode}")
+        for node in block.nodes.values():
+            _require(prefix.nodes[node].blocks[group] is block, f"block {offset} thinks that node {node} names it")
+
+
+def _check_table(group: int, pool: BlockPool, sequence: CacheSequence) -> list[Block]:
+    table, who = sequence.tables[group], sequence.request_id
+    position = 0
+    for block, stop in zip(table.blocks, table.stops, strict=True):
+        _require(pool.blocks.get(block.offset) is block, f"{who} holds block {block.offset}, which is free")
+        fits = position <= block.first < stop <= block.end and stop % CHUNK_TOKENS == 0
+        _require(fits, f"{who}: entry {block.first}..{stop} after {position}")
+        position = stop
+    in_order = sequence.committed <= sequence.end <= position
+    _require(in_order, f"{who}: {sequence.committed} computed, {sequence.end} used, {position} allocated")
+    return table.blocks
+
+
+def check_sequences(
+    by_serial: Mapping[int, CacheSequence], by_request: Mapping[str, CacheSequence], prefix: PrefixCache
+) -> None:
+    """Raises IntegrityError unless both indices hold the same sequences and the prefix cache counts them."""
+    prefix.check_integrity([sequence.node for sequence in by_serial.values() if sequence.node])
+    same = {sequence.request_id: sequence for sequence in by_serial.values()} == dict(by_request)
+    _require(same, "sequences by serial and by request differ")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise IntegrityError(message)
