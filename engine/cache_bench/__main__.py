@@ -13,9 +13,10 @@ import engine
 from engine.cache_bench import __doc__ as description
 from engine.cache_bench.context import Context
 from engine.cache_bench.registry import load_rows, row_names
-from engine.cache_bench.report import machine, run_rows
+from engine.cache_bench.report import run_rows
 from engine.clock import RealClock
 from engine.errors import EngineError
+from engine.machine_info import machine_info
 from engine.models.folder import check_folder
 
 BUNDLED_MODEL = Path(engine.__file__).parent / "bundled" / "model"
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seed": arguments.seed,
         "quick": arguments.quick,
         **report.to_json(),
-        **machine(arguments.device),
+        **machine_info(arguments.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": round((clock.now_ns() - begin_ns) / 1e9, 1),
     }

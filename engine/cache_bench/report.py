@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import kernels
 from engine.cache_bench.context import Context, Skipped
 from engine.cache_bench.registry import Row
 from engine.clock import Clock
@@ -52,18 +48,3 @@ def run_rows(rows: Sequence[Row], context: Context, clock: Clock) -> Report:
             why = report.skipped.get(key) or report.failed.get(key)
             context.log(f"  {key} = {report.figures[key]}" + (f" ({why})" if why else ""))
     return report
-
-
-def machine(device: str) -> dict[str, Any]:
-    """Versions and device, for figures that are compared later."""
-    import torch  # noqa: PLC0415 - slow, and only a finished run needs it
-
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
-    versions = {"kv-autotune": importlib.metadata.version("kv-autotune"), "kernels": kernels.__version__}
-    versions |= {"torch": torch.__version__, "python": platform.python_version()}
-    return {
-        "device": name,
-        "threads": torch.get_num_threads(),
-        "processors": len(os.sched_getaffinity(0)),
-        "versions": versions,
-    }
