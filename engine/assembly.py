@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _CUDA_SHARE = 0.85
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
-# Of a step's time, what recoding may add to it: gaps between tokens then grow by a fifth while a conversion lasts.
-_RECODE_SHARE = 0.2
+# Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
+_RECODE_SHARE = 0.15
 # A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
 _CUDA_RECODE_TOKENS = 512
 _BANDWIDTH_BYTES = 64 << 20

@@ -219,7 +219,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         type=int,
         default=EngineOptions.recode_budget_tokens,
         metavar="TOKENS",
-        help="KV recoded per step while requests run (what takes a fifth of a step's time; on a GPU 512)",
+        help="KV recoded per step while requests run (what takes 15 %% of a step's time; on a GPU 512)",
     )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
