@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.buckets import Buckets
 from engine.plan import StepPlan
 from engine.request import Request
 from engine.stats import Counters, Histogram
@@ -28,29 +28,6 @@ E2E_BOUNDS_S = (
 LENGTH_BOUNDS = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
 )  # fmt: skip
-
-
-@dataclass
-class Buckets:
-    """Counts under fixed bounds, as Prometheus serves them: exact, where engine.stats.Histogram is 10 % wide.
-
-    ``counts[i]`` counts values in (bounds[i - 1], bounds[i]]; the last one counts what lies beyond.
-    """
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.counts:
-            self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def copy(self) -> Buckets:
-        return Buckets(self.bounds, list(self.counts), self.total)
 
 
 @dataclass

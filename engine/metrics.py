@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from engine.core_stats import Buckets, Distributions
+from engine.buckets import Buckets
+from engine.core_stats import Distributions
 from engine.stats import EngineStats
 from engine.tunables import TUNABLES
 
