@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.buckets import Buckets
-from engine.clock import Clock
+from engine.clock import Clock, ManualClock
 from engine.pool_block import Block
 
 AGE_BOUNDS_S: Final = (
@@ -30,8 +30,9 @@ REASONS: Final = {
 class BlockLives:
     """Histograms in seconds, and blocks gone by reason, cumulative over all groups."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock | None = None) -> None:
+        """Without a clock all ages are 0."""
+        self._clock: Clock = clock or ManualClock()
         self.lifetime = Buckets(AGE_BOUNDS_S)  # first cached to gone
         self.idle = Buckets(AGE_BOUNDS_S)  # last use to gone
         self.reuse_gap = Buckets(AGE_BOUNDS_S)  # between uses, at each hit
@@ -58,6 +59,13 @@ class BlockLives:
         target.cached_ns = min((source.cached_ns for source in sources if source.cached_ns >= 0), default=-1)
         target.used_ns = max(source.used_ns for source in sources)
         target.was_pinned = any(source.was_pinned for source in sources)
+
+    def copy(self) -> BlockLives:
+        """As it is now."""
+        other = BlockLives(self._clock)
+        other.lifetime, other.idle, other.reuse_gap = self.lifetime.copy(), self.idle.copy(), self.reuse_gap.copy()
+        other.dropped = dict(self.dropped)
+        return other
 
     def gone(self, block: Block, reason: str) -> None:
         """The block has left the cache."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from engine.arena import Arena, IntegrityError
 from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
-from engine.clock import ManualClock
 from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import Block
@@ -42,7 +41,7 @@ class BlockPool:
         self.reserve_slabs = reserve_slabs
         self.blocks: dict[int, Block] = {}
         self.idle = IdleBlocks(arena) if before is None else IdleBlocks(arena, before)
-        self.lives = lives or BlockLives(ManualClock())
+        self.lives = lives or BlockLives()
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
         self.resident_bytes = 0
@@ -164,7 +163,7 @@ class BlockPool:
         """
         block.last_used = max(source.last_used for source in sources)
         block.priority = max(source.priority for source in sources)
-        block.floor = max(source.floor for source in sources)
+        block.floor = max(block.priority, *(source.floor for source in sources))  # another part may follow it
         self.lives.converted(block, sources)
 
     def use_policy(self, policy: PrefixPolicy) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.block_lives import BlockLives
 from engine.buckets import Buckets
 from engine.plan import StepPlan
 from engine.request import Request
@@ -32,7 +33,7 @@ LENGTH_BOUNDS = (
 
 @dataclass
 class Distributions:
-    """The histograms of the metrics page, seconds or tokens."""
+    """The histograms of the metrics page, seconds or tokens. ``blocks``: of cached blocks, kept by the cache."""
 
     ttft: Buckets = field(default_factory=lambda: Buckets(TTFT_BOUNDS_S))
     itl: Buckets = field(default_factory=lambda: Buckets(ITL_BOUNDS_S))
@@ -40,11 +41,12 @@ class Distributions:
     queue: Buckets = field(default_factory=lambda: Buckets(E2E_BOUNDS_S))
     prompt_tokens: Buckets = field(default_factory=lambda: Buckets(LENGTH_BOUNDS))
     generation_tokens: Buckets = field(default_factory=lambda: Buckets(LENGTH_BOUNDS))
+    blocks: BlockLives = field(default_factory=BlockLives)
 
     def copy(self) -> Distributions:
         return Distributions(
             self.ttft.copy(), self.itl.copy(), self.e2e.copy(), self.queue.copy(), self.prompt_tokens.copy(),
-            self.generation_tokens.copy(),
+            self.generation_tokens.copy(), self.blocks.copy(),
         )  # fmt: skip
 
 

@@ -106,11 +106,14 @@ class PrefixPins:
                 self._replace(pin)
 
     def expire(self) -> None:
-        """End the pins whose time is over."""
+        """End the pins whose time is over. It does not run while a request holds the end of the prefix."""
         if self._by_id:
             now_ns = self._clock.now_ns()
             for pin in [pin for pin in self._by_id.values() if pin.expires_ns <= now_ns]:
-                self._end(pin)
+                if any(holder > 0 for table in pin.sequence.tables for holder in table.blocks[-1].holders):
+                    pin.expires_ns = now_ns + pin.ttl_ns
+                else:
+                    self._end(pin)
 
     def unpin(self, pin_id: int | None = None) -> int:
         """End one pin, or all; returns how many that were."""

@@ -16,7 +16,16 @@ from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass
 from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
 
-DEFAULT_PARITY_TOKENS: Final = 16_384
+
+
+def parity_tokens(hidden_size: int) -> int:
+    """Position from which on attention costs more than all else of a token: 24 h^2 operations in the weights of a
+    usual layer against 4 h per token attended, for a hidden state of h channels.
+    """
+    return 6 * hidden_size
+
+
+DEFAULT_PARITY_TOKENS: Final = parity_tokens(4096)
 
 
 class PrefixPolicy(Protocol):
@@ -92,8 +101,7 @@ class Cost(_GreedyDual):
     """Least recomputation saved per byte first.
 
     A token at position p costs 1 + p / ``parity_tokens`` to compute, in units of what it costs without attention:
-    ``parity_tokens`` is where attention costs as much as all else (about six times the width of a transformer's hidden
-    state). Bytes are those of the block's class, so 4-bit KV is worth more than native.
+    see :func:`parity_tokens`. Bytes are those of the block's class, so 4-bit KV is worth more than native.
 
     The saving per byte counts with its square root: where the chance of reuse falls with the square of the idle time,
     the sum saved is largest if a block is kept for a time that grows with the square root of what it would save.

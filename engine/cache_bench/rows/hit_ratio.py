@@ -20,6 +20,7 @@ from engine.clock import ManualClock
 from engine.events import NullSink
 from engine.formats import CHUNK_TOKENS, NATIVE, KVShape
 from engine.memory_model import GroupSpec, slab_bytes
+from engine.prefix_policy import parity_tokens
 from engine.request import Request, SamplingParams
 from engine.tunables import TUNABLES, default_values
 
@@ -28,8 +29,7 @@ NUM_BLOCKS = 10_000
 KEYS = ("lru_hit_ratio", "best_policy_hit_ratio", "best_policy", "hit_ratio_by_policy")
 
 _TRACE_BLOCK, _BLOCK, _SLAB = 512, 64, 1024  # tokens
-# Where attention costs as much as all else for a hidden state of 4,096 channels, at the scale of the replay.
-_PARITY_TOKENS = 6 * 4096 * _BLOCK // _TRACE_BLOCK
+_PARITY_TOKENS = parity_tokens(4096) * _BLOCK // _TRACE_BLOCK  # of a model of that width, at the replay's scale
 _SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
 
 Chain = tuple[int, ...]
