@@ -22,8 +22,8 @@ from engine.errors import EngineError
 from engine.events import NullSink
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
-from engine.quality.gate import QualityBudget, quality_gate
 from engine.prefix_policy import parity_tokens
+from engine.quality.gate import QualityBudget, quality_gate
 from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size

@@ -1,8 +1,8 @@
 """The blocks of one layer group: who holds them, which are only cached, which wait for another class. No torch.
 
-A block is in exactly one state: *held* (by sequences' block tables), *idle* (nobody holds it, the prefix cache can
-still hit it; given up when room is needed, in the order of the prefix policy), or *in recode* with neither (its storage waits
-for a conversion to end). A block that is none of these is free and not here at all.
+A block is in exactly one state: *held* (by the block tables of sequences, pins included), *idle* (nobody holds it, the
+prefix cache can still hit it; given up when room is needed, in the order of the prefix policy), or *in recode* with
+neither (its storage waits for a conversion to end). A block that is none of these is free and not here at all.
 
 Requests do not get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free
 anything. Only a sequence that is alone may have them, so that it always ends.

@@ -305,7 +305,7 @@ class CacheManager:
             recoder.advance(sequence)
 
     def drop_idle(self) -> None:
-        """Give up all cached blocks that no request holds, pinned ones too: for a request that has no room even alone."""
+        """Give up all cached blocks that no request holds, pinned ones too: for one that has no room even alone."""
         while self.pins.give_way():
             pass
         for group, pool in enumerate(self._pools):

@@ -26,9 +26,7 @@ class CacheSettings:
             parse_change(name, values[name])
             for name in ("kv_format", "block_size", "eviction", "keep_tokens", "prefix_eviction")
         )
-        return cls(
-            str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens), str(prefix_eviction)
-        )
+        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens), str(prefix_eviction))
 
     @property
     def lossiness(self) -> int:

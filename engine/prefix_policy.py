@@ -1,8 +1,8 @@
 """Who goes first among cached blocks that nobody holds: one class per value of ``prefix_eviction``. No torch.
 
 A policy gives a block its *priority* when its last holder lets go; lower ones go first, among equals the longer unused.
-``lfu`` and ``cost`` are greedy-dual (Young 1994; with sizes and frequencies, Cherkasova 1998): priority = level + worth,
-where the level is the highest priority given up so far, so that what is not used again is overtaken in time.
+``lfu`` and ``cost`` are greedy-dual (Young 1994; with sizes and frequencies, Cherkasova 1998): priority is level plus
+worth, where the level is the highest priority given up so far, so that what is not used again is overtaken in time.
 Whatever the policy, a chain goes from its end: see ``is_chained``.
 """
 
@@ -15,7 +15,6 @@ from engine.arena import Arena
 from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass
 from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
-
 
 
 def parity_tokens(hidden_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What tells the prefix policies apart, the popularity that two of them count, and starts that take their rest along."""
+"""What tells the prefix policies apart, what popularity counts, and starts that take their rest along."""
 
 from __future__ import annotations
 

@@ -55,7 +55,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.added += 1
         if not policy.get("cached", True):
             policy.pop("ttl", None)
-        names = {"ttl": "prefix_ttl_s", "floor": "kv_format_floor", "evictable": "allow_eviction", "cached": "use_prefix_cache"}
+        names = {
+            "ttl": "prefix_ttl_s",
+            "floor": "kv_format_floor",
+            "evictable": "allow_eviction",
+            "cached": "use_prefix_cache",
+        }
         try:
             self.world.add(prompt, max_tokens, **{names.get(k, k): v for k, v in policy.items()})
         except AdmissionError as error:
