@@ -77,19 +77,26 @@ class IdleBlocks:
 
     def rank(self, block: Block) -> None:
         """Give a block the priority that it has from now on, before it is added; the last use comes first."""
+        for raised in self._rank(block):
+            self._push(raised)
+            self._recount(self._arena.slab_of(raised.offset))
+
+    def _rank(self, block: Block) -> list[Block]:
+        """Give a block its priority; returns idle ones before it that must go later than they would have."""
         block.priority = self._policy.priority(block)
+        raised: list[Block] = []
         if not self._policy.is_chained:
-            return
+            return raised
         block.priority = max(block.priority, block.floor)
         before = self._before(block)
         while before is not None and before.floor < block.priority:
             before.floor = block.priority
             if before not in self or before.priority >= before.floor:
-                return  # not ranked yet, or high enough
+                break  # not ranked yet, or high enough
             before.priority = before.floor
-            self._push(before)
-            self._recount(self._arena.slab_of(before.offset))
+            raised.append(before)
             block, before = before, self._before(before)
+        return raised
 
     def use_policy(self, policy: PrefixPolicy, blocks: Iterable[Block]) -> None:
         """Another policy from now on. ``blocks``: all of the pool. O(blocks)."""
@@ -103,10 +110,14 @@ class IdleBlocks:
                 unheld.append(block)
         unheld.sort(key=lambda block: block.last_used)  # the end of a prefix comes before its start
         for block in unheld:
-            self.rank(block)
+            self._rank(block)
         for block in unheld:
             if block in self:
-                self._push(block)
+                self._arrivals += 1
+                key = self._keys[block.offset] = (block.priority, block.last_used, self._arrivals)
+                self._heaps.setdefault(block.block_class, []).append((key, block.offset))
+        for heap in self._heaps.values():
+            heapify(heap)
         for slab in list(self._whole):
             self._recount(slab)
 

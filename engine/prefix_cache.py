@@ -183,8 +183,12 @@ class PrefixCache:
         """The cached block without which a cached block is of no use: that of the chunk before its first cached one."""
         if self.windows[group] is not None or not block.nodes:
             return None
-        parent = self.nodes[self.nodes[block.nodes[min(block.nodes)]].key[0]]
-        return parent.blocks[group]
+        return self.nodes[self._first(block).key[0]].blocks[group]
+
+    def _first(self, block: Block) -> Node:
+        """The first cached chunk of a cached block."""
+        node = block.nodes.get(block.first)
+        return self.nodes[block.nodes[min(block.nodes)] if node is None else node]
 
     # -- uses -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class PrefixCache:
 
     def score(self, block: Block) -> float:
         """How often a cached block was used, faded: the score of its first cached chunk."""
-        state = self.nodes[block.nodes[min(block.nodes)]]
+        state = self._first(block)
         return self.popularity.faded(state.score, state.scored)
 
     def scores(self, block: Block) -> Iterator[float]:

@@ -123,6 +123,28 @@ def test_a_lone_request_gets_the_room_and_it_is_counted() -> None:
     assert row["ttl_s"] == 2000.0  # soonest to end goes first
 
 
+def test_pins_give_way_one_by_one_also_to_a_first_step() -> None:
+    world = World(num_slabs=8, values={"max_num_batched_tokens": 2048})
+    use(world, ids(1, 240), prefix_ttl_s=1000.0)
+    use(world, ids(2, 240), prefix_ttl_s=2000.0)
+    large = world.add(ids(9, 1540), max_tokens=2)  # 1,792 less what one pin holds
+    world.run(check=True)
+    assert len(large.output_ids) == 2
+    assert world.counters.prefix_pins_broken == 1
+    assert len(world.cache.pins) == 1
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "cost"])
+def test_what_was_pinned_is_as_old_as_its_last_use(policy: str) -> None:
+    world = World(num_slabs=6, values={"prefix_eviction": policy})
+    use(world, ids(1, 160))
+    use(world, ids(2, 160), prefix_ttl_s=1000.0)
+    world.cache.pins.unpin()
+    use(world, ids(3, 980), use_prefix_cache=False)  # room for all but one of the two
+    assert world.cache._prefix.match(ids(1, 160), "", 0).num_tokens < 160
+    assert world.cache._prefix.match(ids(2, 160), "", 0).num_tokens == 160
+
+
 def test_dropping_everything_idle_ends_pins_too() -> None:
     world = World(num_slabs=8)
     use(world, ids(1, 240), prefix_ttl_s=1000.0)

@@ -95,6 +95,18 @@ def test_a_request_counts_once_however_often_it_is_tried_or_preempted() -> None:
     assert state.score == twice
 
 
+def test_what_is_computed_again_counts_once() -> None:
+    world = World(num_slabs=4, values={"prefix_eviction": "lfu"})
+    world.add(ids(2, 400), max_tokens=250)
+    youngest = world.add(ids(1, 160), max_tokens=300)
+    world.run(check=True)
+    assert youngest.num_preemptions > 0
+    assert youngest.num_recomputed_tokens > 100  # no hit: that had been given up meanwhile
+    path = world.cache._prefix._path(ids(1, 160), "")
+    assert len(path) == 10
+    assert all(world.cache._prefix.nodes[node].score <= 1 for node in path)
+
+
 # -- orders -----------------------------------------------------------------------------------------------------------
 
 
