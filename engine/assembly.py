@@ -22,6 +22,7 @@ from engine.errors import EngineError
 from engine.events import NullSink
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from engine.prefix_policy import parity_tokens
 from engine.quality.gate import QualityBudget, quality_gate
 from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
@@ -81,6 +82,8 @@ def assemble(options: EngineOptions) -> Assembly:
             clock=clock,
             events=NullSink(),
             counters=counters,
+            pin_share=options.prefix_pin_share,
+            parity_tokens=parity_tokens(loaded.config.hidden_size),
         )
     except ValueError as error:
         raise EngineError(f"{error}; give another size with --kv-pool-bytes") from error

@@ -410,4 +410,17 @@ class EngineCore:
 
     def distributions(self) -> Distributions:
         """The metrics page's histograms; a copy."""
-        return self._stats.distributions.copy()
+        return replace(self._stats.distributions, blocks=self._cache.lives).copy()
+
+    # Pinned prefixes
+
+    def pins_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/pins``."""
+        pins = self._cache.pins
+        pins.expire()
+        return {"pins": pins.to_json(), "bytes": pins.num_bytes(), "max_bytes": pins.max_bytes}
+
+    def unpin(self, pin_id: int | None) -> int:
+        """End one pin, or all; returns how many that were. What they kept stays cached until room is needed."""
+        self._recode_due = True
+        return self._cache.pins.unpin(pin_id)

@@ -17,6 +17,7 @@ from engine.events import NullSink
 from engine.loader import LoadedModel
 from engine.model_runner import KernelOps, ModelRunner
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
+from engine.prefix_policy import parity_tokens
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.tunables import TunableValue, default_values
@@ -83,6 +84,7 @@ class OfflineEngine:
                 watermark=0.0,
                 clock=clock,
                 events=NullSink(),
+                parity_tokens=parity_tokens(loaded.config.hidden_size),
             )
         except ValueError as error:
             raise EngineError(str(error)) from error

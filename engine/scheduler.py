@@ -30,6 +30,7 @@ from engine.events import (
 )
 from engine.formats import lossiness_of
 from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
+from engine.prefix_pins import MAX_TTL_S
 from engine.request import FinishReason, Request, RequestStatus
 from engine.stats import Counters
 from engine.tunables import TunableValues, parse_change
@@ -148,6 +149,11 @@ class Scheduler:
             lossiness_of(request.cache.kv_format_floor)
         except ValueError as error:
             raise AdmissionError("invalid", str(error).replace("kv_format ", "kv_format_floor ", 1)) from error
+        ttl_s = request.cache.prefix_ttl_s
+        if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+            raise AdmissionError("invalid", f"prefix_ttl_s is in seconds, above 0 and up to {MAX_TTL_S:g}, got {ttl_s}")
+        if ttl_s is not None and not request.cache.use_prefix_cache:
+            raise AdmissionError("invalid", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
         if prompt + min(most, 1) > self.max_model_len:
             raise AdmissionError(
                 "too_long", f"the prompt has {prompt} tokens; with output at most {self.max_model_len} fit the model"
@@ -205,6 +211,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step, with slots allocated and recodes planned. Every plan, empty ones too, goes to ``update``."""
+        self.cache.pins.expire()
         step = _Step(self._max_batched)
         decoding: list[Request] = []
         prefilling: list[Request] = []
@@ -326,7 +333,7 @@ class Scheduler:
 
     def _allocate_first(self, request: Request, step: _Step) -> bool:
         num_tokens = self._chunk(request, step)
-        done = self.cache.allocate(request, num_tokens)
+        done = self.cache.allocate(request, num_tokens, end_pins=not self._running)
         if not done and not self._running:
             # Alone: what is cached must not stand in the way, not even the request's own prefix.
             self.cache.free(request)

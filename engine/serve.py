@@ -20,6 +20,7 @@ from engine.clock import RealClock
 from engine.errors import EngineError
 from engine.models.folder import check_folder
 from engine.paths import default_control_socket
+from engine.prefix_pins import DEFAULT_SHARE
 from engine.recording import DEFAULT_MAX_BYTES, TrafficRecorder
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
@@ -61,6 +62,7 @@ class EngineOptions:
     recent_tokens: int = 64
     sinks: int = 16
     watermark: float = 0.01
+    prefix_pin_share: float = DEFAULT_SHARE
     recode_budget_tokens: int | None = None
     idle_recode_tokens: int = 2048
     seed: int | None = None
@@ -131,6 +133,7 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--threads", options.threads, 1, _MOST_THREADS),
         ("--max-waiting", options.max_waiting, 1, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
+        ("--prefix-pin-share", options.prefix_pin_share, 0, 1),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
         ("--quality-budget", options.quality_budget_pct, 0, math.inf),
     )
@@ -248,6 +251,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="KV recoded per step while requests run (what takes 15 %% of a step's time; on a GPU 512)",
     )
+    add(
+        "--prefix-pin-share",
+        type=float,
+        default=EngineOptions.prefix_pin_share,
+        metavar="SHARE",
+        help="most of the KV pool that pinned prefixes may hold (%(default)s)",
+    )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
     add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
@@ -306,6 +316,7 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         max_waiting=arguments.max_waiting,
         recent_tokens=arguments.recent_tokens,
         recode_budget_tokens=arguments.recode_budget,
+        prefix_pin_share=arguments.prefix_pin_share,
         seed=arguments.seed,
         grace_s=arguments.grace,
         threads=arguments.threads,

@@ -18,6 +18,7 @@ _VERBS: Final = (
     "daemon",
     "tunables",
     "set_tunable",
+    "pins",
     "status",
     "decisions",
     "check_config",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from engine.prefix_pins import MAX_TTL_S
 from engine.server.errors import BadRequest
 from kernels.layout import FORMATS
 
@@ -66,6 +67,7 @@ class GenerationFields(ApiModel):
     allow_eviction: bool | None = None
     use_prefix_cache: bool | None = None
     cache_salt: str | None = Field(None, max_length=256)
+    prefix_ttl_s: float | None = Field(None, gt=0, le=MAX_TTL_S)
 
     def stop_list(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -82,6 +84,8 @@ class GenerationFields(ApiModel):
             raise Unsupported("min_tokens", "min_tokens is not offered without ignore_eos")
         if self.logit_bias:
             raise Unsupported("logit_bias", "logit_bias is not offered")
+        if self.prefix_ttl_s is not None and self.use_prefix_cache is False:
+            raise Unsupported("prefix_ttl_s", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
         if self.cache_salt and not self.cache_salt.isprintable():
             raise Unsupported("cache_salt", "cache_salt must be printable text")
         if self.stream_options is not None and not self.stream:

@@ -198,6 +198,36 @@ def test_lossless_switches_change_no_bit_while_idle_prefixes_give_way(loaded: Lo
         assert engine.scheduler.counters.preemptions == 0, "batches differ"
 
 
+def test_prefix_policy_switches_change_no_bit(loaded: LoadedModel) -> None:
+    """Every step under another policy, in a pool that is always short of room: only what is cached may differ."""
+
+    def run(switch: bool) -> tuple[list[list[Tensor]], list[str], int]:
+        pool_bytes = 5 * sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+        values = {"max_num_batched_tokens": 64, "max_num_seqs": 2}
+        engine = OfflineEngine(loaded, pool_bytes=pool_bytes, values=values, recent_tokens=32)
+        seen: list[str] = []
+
+        def between(engine: OfflineEngine, step: int) -> None:
+            if switch:
+                engine.apply(prefix_eviction=("lfu", "cost", "lru")[step % 3])
+            seen.append(str(engine.values["prefix_eviction"]))
+            if step % 40 == 0 and step < 300:  # prompts that come once make cached prefixes go
+                rng = random.Random(step)
+                engine.add([rng.randrange(128) for _ in range(400)], SamplingParams(max_tokens=4))
+
+        steps = record(engine, between)
+        return steps, seen, sum(engine.cache.lives.dropped.values())
+
+    plain, _, dropped = run(switch=False)
+    switched, seen, _ = run(switch=True)
+    assert dropped > 30
+    assert set(seen) == {"lru", "lfu", "cost"}
+    assert len(plain) == len(switched)
+    for step, (expected, found) in enumerate(zip(plain, switched, strict=True)):
+        assert len(expected) == len(found), step
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), step
+
+
 @pytest.mark.parametrize("kv_format", ["int8", "int4"])
 def test_quantised_blocks_change_no_bit_with_their_size(loaded: LoadedModel, kv_format: str) -> None:
     """What was quantised in the first steps is merged and split at every later one; new blocks are native again, since
