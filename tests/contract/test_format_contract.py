@@ -305,13 +305,13 @@ def test_attention_over_it_is_exact_for_what_is_stored(
     want = [torch.empty(part.shape, dtype=torch.float64) for part in (*got, *masses)]
     keywords = {"scale": 80**-0.5, "window": window}
     arguments = (arena, shape, 1)
-    ops.decode_attention(query[6:], *arguments, decode, **keywords, out=got[0], mass=masses[0], backend=backend)  # type: ignore[arg-type]
-    ops.prefill_attention(query, *arguments, prefill, starts, **keywords, out=got[1], backend=backend)  # type: ignore[arg-type]
-    ops.attention_mass(query, *arguments, prefill, starts, **keywords, last=4, mass=masses[1], backend=backend)  # type: ignore[arg-type]
+    ops.decode_attention(query[6:], *arguments, decode, **keywords, out=got[0], mass=masses[0], backend=backend)
+    ops.prefill_attention(query, *arguments, prefill, starts, **keywords, out=got[1], backend=backend)
+    ops.attention_mass(query, *arguments, prefill, starts, **keywords, last=4, mass=masses[1], backend=backend)
     exact = torch.float64
-    reference.decode_attention(query[6:], *arguments, decode, **keywords, out=want[0], mass=want[2], dtype=exact)  # type: ignore[arg-type]
-    reference.prefill_attention(query, *arguments, prefill, starts, **keywords, out=want[1], dtype=exact)  # type: ignore[arg-type]
-    reference.attention_mass(query, *arguments, prefill, starts, **keywords, last=4, mass=want[3], dtype=exact)  # type: ignore[arg-type]
+    reference.decode_attention(query[6:], *arguments, decode, **keywords, out=want[0], mass=want[2], dtype=exact)
+    reference.prefill_attention(query, *arguments, prefill, starts, **keywords, out=want[1], dtype=exact)
+    reference.attention_mass(query, *arguments, prefill, starts, **keywords, last=4, mass=want[3], dtype=exact)
     limits = [attention_tolerance(dtype)] * 2 + [mass_tolerance(dtype)] * 2
     for mine, exactly, limit in zip((*got, *masses), want, limits, strict=True):
         torch.testing.assert_close(mine.double(), exactly, rtol=limit.rtol, atol=limit.atol)
