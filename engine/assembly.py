@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _CUDA_SHARE = 0.85
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
+# Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
+_RECODE_SHARE = 0.15
+# A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
+_CUDA_RECODE_TOKENS = 512
 _BANDWIDTH_BYTES = 64 << 20
 _NOTICE_AFTER_S = 5.0
 
@@ -80,6 +84,7 @@ def assemble(options: EngineOptions) -> Assembly:
         )
     except ValueError as error:
         raise EngineError(f"{error}; give another size with --kv-pool-bytes") from error
+    recode_tokens, recode_share = _recode_pace(options, loaded.model.device)
     runner = _runner(options, loaded, cache)
     _warm_up(runner, loaded, pool_bytes, clock)
     scheduler = Scheduler(
@@ -90,7 +95,7 @@ def assemble(options: EngineOptions) -> Assembly:
         clock=clock,
         counters=counters,
         eos_token_ids=loaded.eos_token_ids,
-        recode_tokens_per_step=options.recode_budget_tokens,
+        recode_tokens_per_step=recode_tokens,
     )
     served = ServedModel(
         name=options.served_model_name or loaded.name,
@@ -112,6 +117,7 @@ def assemble(options: EngineOptions) -> Assembly:
             instance=uuid.uuid4().hex,
             max_model_len=max_model_len,
             idle_recode_tokens=options.idle_recode_tokens,
+            recode_share=recode_share,
         ),
         stats=CoreStats(counters),
         probe=MachineProbe(loaded.model.device),
@@ -172,6 +178,13 @@ def _warm_up(runner: ModelRunner, loaded: LoadedModel, pool_bytes: int, clock: C
         raise EngineError(f"the kernels do not run on {device}: {type(error).__name__}: {error}") from error
     finally:
         notice.cancel()
+
+
+def _recode_pace(options: EngineOptions, device: torch.device) -> tuple[int, float]:
+    """Tokens per step, and the share of its time instead (0: none)."""
+    if options.recode_budget_tokens is not None:
+        return options.recode_budget_tokens, 0.0
+    return (_CUDA_RECODE_TOKENS, 0.0) if device.type == "cuda" else (0, _RECODE_SHARE)
 
 
 def _max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:

@@ -49,7 +49,8 @@ class Scheduler:
 
     Per step: ``plan = schedule()``, the executor runs it, ``update(plan, outputs)``. ``max_model_len`` counts prompt
     and output tokens; ``max_waiting`` bounds requests that never ran. ``counters`` (shared with the core) get
-    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps.
+    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps;
+    of the times, that of planning and swapping recodes.
     """
 
     def __init__(
@@ -222,7 +223,9 @@ class Scheduler:
                 pass
         recodes: tuple[RecodeBatch, ...] = ()
         if self._sync_recode or self._recode_tokens:
+            begin_ns = self._clock.now_ns()
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
+            self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
         if not plan.is_empty:
             self._report(plan)
@@ -381,7 +384,10 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason)
                 finished.append(request)
-        self.cache.finish_recodes(plan.recodes)
+        if plan.recodes:
+            begin_ns = self._clock.now_ns()
+            self.cache.finish_recodes(plan.recodes)
+            counters.recode_time_ns += self._clock.now_ns() - begin_ns
         counters.steps += bool(plan.sequences)
         return finished
 
@@ -416,6 +422,10 @@ class Scheduler:
         self.counters.recomputed_tokens += again
         if output is not None and again:
             del output.prompt_logprobs[:again]
+
+    def set_recode_budget(self, tokens: int) -> None:
+        """``recode_tokens_per_step`` from now on."""
+        self._recode_tokens = tokens
 
     def cancel(self, plan: StepPlan) -> None:
         """The executor failed on this plan: planned recodes are dropped and its sequences stay as they were."""

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.clock import RealClock
 from engine.errors import EngineError
 from engine.models.folder import check_folder
 from engine.paths import default_control_socket
+from engine.recording import DEFAULT_MAX_BYTES, TrafficRecorder
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
 from kernels.layout import NATIVE_TILE_TOKENS
@@ -40,7 +42,8 @@ class EngineOptions:
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
     go on after a signal. ``threads``: processor threads of matrix products and attention. ``quality_table``: refuse
-    formats that cost this model more than ``quality_budget_pct`` of perplexity.
+    formats that cost this model more than ``quality_budget_pct`` of perplexity. ``record``: file that gets arrival,
+    lengths and salted prefix hashes of every request, see :mod:`engine.recording`.
     """
 
     model: Path
@@ -58,7 +61,7 @@ class EngineOptions:
     recent_tokens: int = 64
     sinks: int = 16
     watermark: float = 0.01
-    recode_budget_tokens: int = 512
+    recode_budget_tokens: int | None = None
     idle_recode_tokens: int = 2048
     seed: int | None = None
     max_body_bytes: int = 8 << 20
@@ -66,6 +69,8 @@ class EngineOptions:
     threads: int | None = None
     quality_table: Path | None = None
     quality_budget_pct: float = 0.5
+    record: Path | None = None
+    record_max_bytes: int = DEFAULT_MAX_BYTES
 
     @property
     def control_path(self) -> Path:
@@ -97,13 +102,27 @@ def serve(options: EngineOptions) -> None:
         try:
             from engine.assembly import assemble  # noqa: PLC0415 - imports torch
 
-            assembly = assemble(options)
-            with _quiet_garbage_collection():
-                asyncio.run(_serve(options, assembly, listener, control.socket))
+            with _recorder(options) as recorder:
+                assembly = assemble(options)
+                with _quiet_garbage_collection():
+                    asyncio.run(_serve(options, assembly, listener, control.socket, recorder))
         finally:
             control.close()
     finally:
         listener.close()
+
+
+@contextmanager
+def _recorder(options: EngineOptions) -> Iterator[TrafficRecorder | None]:
+    """The file is made before the model is loaded, so that a wrong name need not wait for that."""
+    if options.record is None:
+        yield None
+        return
+    recorder = TrafficRecorder(options.record, RealClock(), max_bytes=options.record_max_bytes)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
 
 
 def _check_numbers(options: EngineOptions) -> None:
@@ -157,7 +176,13 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _serve(options: EngineOptions, assembly: Assembly, listener: socket.socket, control: socket.socket) -> None:
+async def _serve(
+    options: EngineOptions,
+    assembly: Assembly,
+    listener: socket.socket,
+    control: socket.socket,
+    recorder: TrafficRecorder | None,
+) -> None:
     from engine.server.app import AppOptions  # noqa: PLC0415 - only a running engine needs a server
     from engine.server.run import ServerOptions, run_servers  # noqa: PLC0415
 
@@ -175,7 +200,9 @@ async def _serve(options: EngineOptions, assembly: Assembly, listener: socket.so
         listener,
         control,
         stop,
-        ServerOptions(options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes)),
+        ServerOptions(
+            options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes), recorder
+        ),
         # The one line that a person who starts an engine waits for.
         on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
     )
@@ -219,7 +246,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         type=int,
         default=EngineOptions.recode_budget_tokens,
         metavar="TOKENS",
-        help="KV recoded per step while requests run (%(default)s)",
+        help="KV recoded per step while requests run (what takes 15 %% of a step's time; on a GPU 512)",
     )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
@@ -236,6 +263,14 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         default=EngineOptions.quality_budget_pct,
         metavar="PCT",
         help="perplexity that a format may cost by the table (%(default)s)",
+    )
+    add("--record", type=Path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
+    add(
+        "--record-max",
+        type=_size,
+        default=DEFAULT_MAX_BYTES,
+        metavar="N",
+        help="size at which the recording becomes FILE.1 and a new one begins (256M)",
     )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
     add(
@@ -276,6 +311,8 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         threads=arguments.threads,
         quality_table=arguments.quality_table,
         quality_budget_pct=arguments.quality_budget,
+        record=arguments.record,
+        record_max_bytes=arguments.record_max,
     )
 
 

@@ -13,9 +13,19 @@ from autotune.cli._shared import fail_with
 
 # Verb modules in the order of the help page; each has ``register(app)``.
 _VERBS: Final = (
-    "run", "engine", "daemon", "tunables", "set_tunable", "status", "decisions", "check_config", "replay",
+    "run",
+    "engine",
+    "daemon",
+    "tunables",
+    "set_tunable",
+    "status",
+    "decisions",
+    "check_config",
+    "replay",
     "compare_formats",
-)  # fmt: skip
+    "trace",
+    "record_proxy",
+)
 
 app = typer.Typer(
     name="autotune",
