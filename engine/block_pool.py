@@ -1,8 +1,8 @@
 """The blocks of one layer group: who holds them, which are only cached, which wait for another class. No torch.
 
-A block is in exactly one state: *held* (by sequences' block tables), *idle* (nobody holds it, the prefix cache can
-still hit it; given up least recently used first when room is needed), or *in recode* with neither (its storage waits
-for a conversion to end). A block that is none of these is free and not here at all.
+A block is in exactly one state: *held* (by the block tables of sequences, pins included), *idle* (nobody holds it, the
+prefix cache can still hit it; given up when room is needed, in the order of the prefix policy), or *in recode* with
+neither (its storage waits for a conversion to end). A block that is none of these is free and not here at all.
 
 Requests do not get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free
 anything. Only a sequence that is alone may have them, so that it always ends.
@@ -13,22 +13,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.arena import Arena, IntegrityError
+from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
 from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import Block
+from engine.prefix_policy import PrefixPolicy
 
 
 class BlockPool:
     """Allocates, shares, caches and frees the blocks of one group.
 
-    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache.
+    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache; it returns other
+    blocks that are no longer cached either. ``before``: see :class:`engine.idle_blocks.IdleBlocks`. ``lives`` may be
+    shared by pools.
     """
 
-    def __init__(self, arena: Arena, forget: Callable[[Block], None], *, reserve_slabs: int = 1) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        forget: Callable[[Block], Sequence[Block]],
+        *,
+        reserve_slabs: int = 1,
+        before: Callable[[Block], Block | None] | None = None,
+        lives: BlockLives | None = None,
+    ) -> None:
         self.arena = arena
         self.reserve_slabs = reserve_slabs
         self.blocks: dict[int, Block] = {}
-        self.idle = IdleBlocks(arena)
+        self.idle = IdleBlocks(arena) if before is None else IdleBlocks(arena, before)
+        self.lives = lives or BlockLives()
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
         self.resident_bytes = 0
@@ -118,6 +131,18 @@ class BlockPool:
         del block.holders[sequence]
         self._clock += 1
         block.last_used = self._clock
+        if block.nodes:
+            self.lives.let_go(block)
+            if not block.holders:
+                self.idle.rank(block)
+        self.settle(block)
+
+    def unpin(self, block: Block, pin: int) -> None:
+        """A pin lets go of the block. That is no use of it: it is as old as it was."""
+        del block.holders[pin]
+        if block.nodes and not block.holders:
+            block.was_pinned = True
+            self.idle.rank(block)
         self.settle(block)
 
     def settle(self, block: Block) -> None:
@@ -133,14 +158,22 @@ class BlockPool:
             self._free(block)
 
     def adopt_age(self, block: Block, sources: Sequence[Block]) -> None:
-        """A converted block is as recently used as the sources it replaces."""
+        """A converted block is as recently used, and as valuable, as the sources it replaces. Call while it is held
+        or in recode.
+        """
         block.last_used = max(source.last_used for source in sources)
-        self.idle.resort()
+        block.priority = max(source.priority for source in sources)
+        block.floor = max(block.priority, *(source.floor for source in sources))  # another part may follow it
+        self.lives.converted(block, sources)
+
+    def use_policy(self, policy: PrefixPolicy) -> None:
+        """Give idle blocks up in another order from now on. O(blocks)."""
+        self.idle.use_policy(policy, self.blocks.values())
 
     def drop_all_idle(self) -> None:
         """Give up the whole prefix cache that nobody holds."""
         for block in self.idle:
-            self._give_up(block)
+            self._give_up(block, CLEARED)
 
     def _free(self, block: Block) -> None:
         if block in self.idle:
@@ -166,14 +199,13 @@ class BlockPool:
             return False
         block, with_slab = found
         for victim in list(self.blocks_in(self.arena.slab_of(block.offset))) if with_slab else [block]:
-            self._give_up(victim)
+            self._give_up(victim, ROOM)
         return True
 
     def give_up_idle(self, slab: int) -> None:
         """Give up the idle blocks of a slab."""
         for block in list(self.blocks_in(slab)):
-            if block in self.idle:
-                self._give_up(block)
+            self._give_up(block, ROOM)
 
     def blocks_in(self, slab: int) -> Iterator[Block]:
         """The blocks of a slab by offset."""
@@ -187,11 +219,20 @@ class BlockPool:
             if block is not None:
                 yield block
 
-    def _give_up(self, block: Block) -> None:
-        self._forget(block)
-        self.dropped_idle += 1
+    def _give_up(self, block: Block, reason: str) -> None:
+        if block not in self.idle:
+            return  # held, or gone with the start of its prefix
+        orphans = self._forget(block)
         if block.nodes:
             raise IntegrityError(f"block {block.offset} was given up but the prefix cache keeps it")
+        self._left(block, reason)
+        for orphan in orphans:
+            self._left(orphan, ORPHANED)
+
+    def _left(self, block: Block, reason: str) -> None:
+        """A block is no longer cached."""
+        self.dropped_idle += block in self.idle
+        self.lives.gone(block, reason)
         self.settle(block)
 
     # -- blocks that should have another class --------------------------------------------------------------------

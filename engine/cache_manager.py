@@ -5,6 +5,9 @@ that it was computed over is lossier than the current ``kv_format`` and the requ
 native, int4 blocks and native ones computed over int4 are no hits, so output equals a cold run's. After native → int8
 a native block *is* a hit: it is at least as good as what a cold run computes, and it is converted like any other
 resident block. Tokens generated after an eviction never enter the cache. Block sizes play no part.
+
+What counts as a use of a cached chunk (``prefix_eviction``, reuse gaps): a request takes it up and computes its first
+step, or computes it; once per request, however often it is preempted.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 from engine.arena import Arena, IntegrityError
 from engine.attention_mass import OBSERVED_PROMPT_TOKENS, ChunkScores, ObservedMass
+from engine.block_lives import DISPLACED, BlockLives
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable, tile_units
 from engine.cache_audit import check_group, check_sequences
@@ -27,7 +31,11 @@ from engine.evictor import Evictor
 from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
 from engine.memory_model import GroupSpec, PoolLayout, pool_layout
 from engine.plan import Entry, RecodeBatch
-from engine.prefix_cache import PrefixCache
+from engine.pool_block import Block
+from engine.popularity import Popularity
+from engine.prefix_cache import Match, PrefixCache
+from engine.prefix_pins import DEFAULT_SHARE, PrefixPins
+from engine.prefix_policy import DEFAULT_PARITY_TOKENS, make_policy
 from engine.recode_unit import RecodeUnit
 from engine.recoder import Recoder
 from engine.request import Request
@@ -57,13 +65,20 @@ class CacheManager:
         clock: Clock,
         events: EventSink,
         counters: Counters | None = None,
+        pin_share: float = DEFAULT_SHARE,
+        parity_tokens: int = DEFAULT_PARITY_TOKENS,
     ) -> None:
-        """Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16."""
+        """``pin_share``: most of the pool that pinned prefixes may hold. ``parity_tokens``: see prefix_policy.Cost.
+
+        Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16.
+        """
         for name, tokens in (("recent_tokens", recent_tokens), ("sinks", sinks)):
             if tokens < 0 or tokens % CHUNK_TOKENS:
                 raise ValueError(f"{name} must be a multiple of {CHUNK_TOKENS}, got {tokens}")
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"watermark is a share of the pool, 0 <= watermark < 1, got {watermark}")
+        if not 0.0 <= pin_share <= 1.0:
+            raise ValueError(f"pin_share is a share of the pool, 0 <= pin_share <= 1, got {pin_share}")
         self.groups = tuple(groups)
         self.layout: PoolLayout = pool_layout(groups, pool_bytes)
         self.recent_tokens = recent_tokens
@@ -78,14 +93,23 @@ class CacheManager:
         self._next_serial = 1
         self._sequences: dict[int, CacheSequence] = {}
         self._by_request: dict[str, CacheSequence] = {}
-        self._prefix = PrefixCache([group.window for group in groups])
+        self.lives = BlockLives(clock)
+        self._parity_tokens = parity_tokens
+        popularity = Popularity(self.layout.num_slabs * self.layout.slab_tokens // CHUNK_TOKENS)
+        self._prefix = PrefixCache([group.window for group in groups], popularity)
         self._pools: list[BlockPool] = []
         self._recoders: list[Recoder] = []
         self._in_flight: dict[int, list[RecodeUnit]] = {}
         self._dropped_reported = [0] * len(self.groups)
         for index, group in enumerate(self.groups):
             arena = Arena(group.shape, self.layout.num_slabs, self.layout.slab_bytes[index])
-            pool = BlockPool(arena, partial(self._prefix.forget, group=index), reserve_slabs=RESERVE_SLABS)
+            pool = BlockPool(
+                arena,
+                partial(self._prefix.forget, group=index),
+                reserve_slabs=RESERVE_SLABS,
+                before=partial(self._prefix.before, group=index),
+                lives=self.lives,
+            )
             self._pools.append(pool)
             self._recoders.append(
                 Recoder(
@@ -98,6 +122,17 @@ class CacheManager:
                     lossiest=group.lossiest,
                 )
             )
+        self._use_prefix_policy()
+        self.pins = PrefixPins(
+            self._prefix,
+            self._pools,
+            self._recoders,
+            self._sequences,
+            self._versions,
+            max_bytes=int(pin_share * self.layout.total_bytes),
+            clock=clock,
+            counters=self.counters,
+        )
         self._tile_units = [tile_units(group.shape) for group in self.groups]
         self._evictor = Evictor(
             self.groups,
@@ -159,12 +194,10 @@ class CacheManager:
             raise IntegrityError(f"request {request.request_id} already holds blocks")
         if not request.cache.use_prefix_cache or request.params.prompt_logprobs is not None:
             return 0
-        floor = lossiness_of(request.cache.kv_format_floor)
-        limit = min(self._settings.lossiness, floor)
         known = request.num_tokens - 1
         if self._may_observe(request):
             known = min(known, max(0, len(request.prompt_ids) - OBSERVED_PROMPT_TOKENS))
-        match = self._prefix.match(request.all_ids[:known], request.cache.salt, limit)
+        match = self._match(request, request.all_ids[:known])
         if not match.num_tokens:
             return 0
         sequence = self._create(request)
@@ -174,17 +207,31 @@ class CacheManager:
                 self._pools[group].hold(block, sequence.serial)
         sequence.committed = sequence.end = sequence.capacity = sequence.chained = match.num_tokens
         sequence.lossiest = match.lossiness
+        sequence.hit_tokens = match.num_tokens
         self._stand_on(sequence, match.node)
         return match.num_tokens
 
-    def allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool = False) -> bool:
+    def _match(self, request: Request, ids: Sequence[int]) -> Match:
+        limit = min(self._settings.lossiness, lossiness_of(request.cache.kv_format_floor))
+        return self._prefix.match(ids, request.cache.salt, limit)
+
+    def allocate(
+        self, request: Request, num_new_tokens: int, *, use_reserve: bool = False, end_pins: bool = False
+    ) -> bool:
         """Slots for positions ``num_computed_tokens .. + num_new_tokens`` in every group.
 
         ``use_reserve``: for the only running sequence. It then always has room for what ``can_ever_fit`` allows, unless
-        a change of settings has left its blocks in several native sizes.
+        a change of settings has left its blocks in several native sizes. ``end_pins``: pins give way, those that end
+        soonest first, as they do with ``use_reserve``.
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
+        while not self._allocate(request, num_new_tokens, use_reserve=use_reserve):
+            if not ((use_reserve or end_pins) and self.pins.give_way()):
+                return False
+        return True
+
+    def _allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool) -> bool:
         sequence = self._by_request.get(request.request_id)
         end = request.num_computed_tokens + num_new_tokens
         if sequence is not None and end <= sequence.capacity:
@@ -238,6 +285,8 @@ class CacheManager:
         if sequence is None:
             return
         del self._sequences[sequence.serial]
+        if not sequence.hit_tokens:  # it ran
+            self.pins.renew(sequence.node)
         self._stand_on(sequence, 0)
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
             recoder.num_floored -= sequence.is_floored
@@ -278,6 +327,8 @@ class CacheManager:
         can_choose = self._evictor.observe(sequence, mass)
         before = sequence.committed
         sequence.committed = num_computed
+        if sequence.hit_tokens:
+            self._count_hit(sequence, request)
         same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         ends_prompt = before < len(request.prompt_ids) <= num_computed
         if same_chunk and sequence.epoch == self._epoch and not ends_prompt and not can_choose:
@@ -285,13 +336,17 @@ class CacheManager:
         sequence.epoch = self._epoch
         self._fill(sequence, before)
         self._enter(sequence, request)
+        if request.cache.prefix_ttl_s is not None and ends_prompt:
+            self._pin(sequence, request)
         if self._evictor.evict(sequence, request, self._settings):
             self._stand_on(sequence, 0)
         for recoder in self._recoders:
             recoder.advance(sequence)
 
     def drop_idle(self) -> None:
-        """Give up all idle cached blocks."""
+        """Give up all cached blocks that no request holds, pinned ones too: for one that has no room even alone."""
+        while self.pins.give_way():
+            pass
         for group, pool in enumerate(self._pools):
             pool.drop_all_idle()
             self._report_dropped(group)
@@ -339,11 +394,44 @@ class CacheManager:
             node = self._prefix.child(parent, _ids(request, position, position + CHUNK_TOKENS))
             self._stand_on(sequence, node)
             sequence.chained += CHUNK_TOKENS
+            self._prefix.popularity.entered()
+            if not request.num_preemptions:
+                self._prefix.use(node)
             for group, table in enumerate(sequence.tables):
                 block = table.blocks[table.index_at(position)]
                 displaced = self._prefix.put(node, group, block, position, sequence.lossiest)
+                if block.nodes:
+                    self.lives.cached(block)
                 if displaced is not None:
-                    self._pools[group].settle(displaced)
+                    self._displace(group, displaced, block)
+
+    def _displace(self, group: int, old: Block, new: Block) -> None:
+        """A chunk's less lossy KV took the place of another's."""
+        new.floor = max(new.floor, old.floor, old.priority)  # what follows the old one follows the new one now
+        if not old.nodes:
+            self.lives.gone(old, DISPLACED)
+        self._pools[group].settle(old)
+
+    def _count_hit(self, sequence: CacheSequence, request: Request) -> None:
+        """The request has run with the prefix that it took up."""
+        matched, sequence.hit_tokens = sequence.hit_tokens, 0
+        if request.num_preemptions or not sequence.node:
+            return
+        for node in self._prefix.path_to(sequence.node):
+            self._prefix.use(node)
+        self.pins.renew(sequence.node)
+        for table in sequence.tables:
+            for block in table.blocks:
+                if block.first >= matched:
+                    break
+                if block.nodes:
+                    self.lives.reused(block)
+
+    def _pin(self, sequence: CacheSequence, request: Request) -> None:
+        """The prompt is complete: keep its whole chunks for a while, as a request that follows would find them."""
+        if sequence.use_prefix_cache and request.cache.prefix_ttl_s is not None:
+            match = self._match(request, request.prompt_ids)
+            self.pins.pin(request.request_id, match, request.cache.prefix_ttl_s, sequence.max_lossiness)
 
     def _stand_on(self, sequence: CacheSequence, node: int) -> None:
         old, sequence.node = sequence.node, node
@@ -464,15 +552,24 @@ class CacheManager:
         if settings == old:
             return
         self._epoch += 1
+        if settings.prefix_eviction != old.prefix_eviction:
+            self._use_prefix_policy()
         if (settings.kv_format, settings.block_size) != (old.kv_format, old.block_size):
             for recoder in self._recoders:
                 recoder.rescan(settings)
 
+    def _use_prefix_policy(self) -> None:
+        for group, pool in zip(self.groups, self._pools, strict=True):
+            name = self._settings.prefix_eviction
+            pool.use_policy(make_policy(name, self._prefix, pool.arena, group.window, self._parity_tokens))
+
     # -- readings -------------------------------------------------------------------------------------------------
 
     def usage(self) -> CacheUsage:
-        """Gauges; O(classes + sequences)."""
-        return read_usage(self._pools, self.layout, self._sequences.values(), self._settings.lossiness)
+        """Gauges; O(classes + sequences + pinned blocks). Pins whose time is over end here, as in every step."""
+        self.pins.expire()
+        requests = self._by_request.values()
+        return read_usage(self._pools, self.layout, requests, self._settings.lossiness, self.pins.idle_bytes())
 
     def resident(self) -> list[ResidentBytes]:
         """Allocated bytes and tokens by class; see :func:`engine.cache_readings.read_resident`."""
@@ -492,7 +589,7 @@ class CacheManager:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        """A deep copy of all state. Clock, event sink and counters are shared, not copied."""
+        """A deep copy of all state. Clock, event sink, counters and histograms are shared, not copied."""
         return copy.deepcopy(self.__dict__, self._shared())
 
     def restore(self, snapshot: Any) -> None:
@@ -500,7 +597,7 @@ class CacheManager:
         self.__dict__.update(copy.deepcopy(snapshot, self._shared()))
 
     def _shared(self) -> dict[int, Any]:
-        return {id(part): part for part in (self._clock, self._events, self.counters, self.groups)}
+        return {id(part): part for part in (self._clock, self._events, self.counters, self.lives, self.groups)}
 
 
 def _ids(request: Request, start: int, stop: int) -> list[int]:

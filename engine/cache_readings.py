@@ -17,7 +17,8 @@ from engine.stats import ResidentBytes
 class CacheUsage:
     """Gauges of the whole pool. ``kv_usage``: share of what requests may use that they hold, worst group, 0 to 1.
 
-    ``used_bytes``: blocks that sequences hold or conversions occupy. ``cached_bytes``: idle blocks.
+    ``used_bytes``: blocks that requests hold or conversions occupy. ``cached_bytes``: those of prefixes that no request
+    holds; ``pinned_bytes`` of them stay until their pins end.
     ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
     ``evicted_tokens``: of these, those that eviction dropped, in the layer group that lost most. ``hidden_bytes``: held
     blocks' share that every holder has dropped, which waits to be split off.
@@ -27,6 +28,7 @@ class CacheUsage:
     pool_bytes: int
     used_bytes: int
     cached_bytes: int
+    pinned_bytes: int
     resident_tokens: int
     held_below_format_bytes: int
     evicted_tokens: int
@@ -34,12 +36,18 @@ class CacheUsage:
 
 
 def read_usage(
-    pools: Sequence[BlockPool], layout: PoolLayout, sequences: Collection[CacheSequence], lossiness: int
+    pools: Sequence[BlockPool],
+    layout: PoolLayout,
+    sequences: Collection[CacheSequence],
+    lossiness: int,
+    pinned: Sequence[int],
 ) -> CacheUsage:
-    """All of it; O(classes + sequences). ``lossiness``: that of the current format."""
+    """All of it; O(classes + sequences). ``lossiness``: that of the current format. ``pinned``: per group, bytes of
+    blocks that only pins hold.
+    """
     shares = [
-        (pool.resident_bytes - pool.idle.num_bytes) / ((layout.num_slabs - pool.reserve_slabs) * size)
-        for pool, size in zip(pools, layout.slab_bytes, strict=True)
+        (pool.resident_bytes - pool.idle.num_bytes - kept) / ((layout.num_slabs - pool.reserve_slabs) * size)
+        for pool, size, kept in zip(pools, layout.slab_bytes, pinned, strict=True)
     ]
     below = sum(
         count * pool.arena.block_bytes(block_class)
@@ -47,12 +55,13 @@ def read_usage(
         for block_class, count in pool.class_counts.items()
         if block_class.lossiness > lossiness
     )
-    cached = sum(pool.idle.num_bytes for pool in pools)
+    cached = sum(pool.idle.num_bytes for pool in pools) + sum(pinned)
     return CacheUsage(
         kv_usage=min(1.0, max(shares)),
         pool_bytes=layout.total_bytes,
         used_bytes=sum(pool.resident_bytes for pool in pools) - cached,
         cached_bytes=cached,
+        pinned_bytes=sum(pinned),
         resident_tokens=sum(sequence.committed for sequence in sequences),
         held_below_format_bytes=below,
         evicted_tokens=sum(sequence.num_dropped_tokens for sequence in sequences),
@@ -75,6 +84,8 @@ def _hidden_bytes(group: int, pool: BlockPool, sequences: Iterable[CacheSequence
                 kept[block.offset] |= table.kept(index)
     for offset, chunks in kept.items():
         block = pool.blocks[offset]
+        if min(block.holders) < 0:
+            continue  # a pin keeps all of it
         lost = block.filled - num_tokens(chunks & chunk_mask(block.first, block.first + block.filled))
         total += lost * pool.arena.block_bytes(block.block_class) // block.size
     return total

@@ -19,14 +19,16 @@ class CacheSettings:
     block_size: int
     eviction: str
     keep_tokens: int
+    prefix_eviction: str
 
     @classmethod
     def parse(cls, values: TunableValues) -> CacheSettings:
         """The cache's share of all tunables."""
-        kv_format, block_size, eviction, keep_tokens = (
-            parse_change(name, values[name]) for name in ("kv_format", "block_size", "eviction", "keep_tokens")
+        kv_format, block_size, eviction, keep_tokens, prefix_eviction = (
+            parse_change(name, values[name])
+            for name in ("kv_format", "block_size", "eviction", "keep_tokens", "prefix_eviction")
         )
-        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens))
+        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens), str(prefix_eviction))
 
     @property
     def lossiness(self) -> int:
@@ -46,12 +48,15 @@ class CacheSettings:
 class CacheSequence:
     """One sequence's blocks. ``serial`` is unique for ever: a preempted request comes back under another.
 
+    Pins of the prefix cache are sequences too, under negative serials: they hold blocks and never grow.
+
     ``committed``: tokens whose KV is written. ``end``: tokens with a slot. ``capacity``: tokens that fit without a new
     block in any group. ``max_lossiness``: the request's floor. ``lossiest``: the lossiest format that any of its tokens
     has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
     sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
-    recoding. ``epoch``: settings under which it was last looked at. ``scores``: per group, what attention its chunks
-    attracted, while that was observed. ``dropped``: per group, the chunks that eviction took, as a mask.
+    recoding. ``epoch``: settings under which it was last looked at. ``hit_tokens``: those of a prefix hit that is not
+    yet counted as a use. ``scores``: per group, what attention its chunks attracted, while that was observed.
+    ``dropped``: per group, the chunks that eviction took, as a mask.
     """
 
     serial: int
@@ -68,9 +73,14 @@ class CacheSequence:
     lossiest: int = 0
     is_evicted: bool = False
     epoch: int = 0
+    hit_tokens: int = 0
     frontier: list[int] = field(default_factory=list)
     scores: list[ChunkScores] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+
+    @property
+    def is_pin(self) -> bool:
+        return self.serial < 0
 
     @property
     def is_floored(self) -> bool:

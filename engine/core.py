@@ -16,10 +16,11 @@ from engine.clock import Clock
 from engine.core_stats import CoreStats, Distributions, LiveRequest
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.readings import progress, read_gauges
+from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import EngineStats, Gauges, Histogram
-from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState
+from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState, Veto
 from engine.tunables import TunableValues
 
 if TYPE_CHECKING:
@@ -75,13 +76,15 @@ class RequestDelta:
 @dataclass(frozen=True)
 class CoreOptions:
     """Fixed for the life of an engine. ``idle_recode_tokens``: KV recoded at a time while nothing runs; commands are
-    taken in between.
+    taken in between. ``recode_share``: of a step's time that recoding may take while requests run; 0 leaves the
+    scheduler's own budget alone.
     """
 
     model: str
     instance: str
     max_model_len: int
     idle_recode_tokens: int = 2048
+    recode_share: float = 0.0
 
 
 class EngineCore:
@@ -98,8 +101,11 @@ class EngineCore:
         options: CoreOptions,
         stats: CoreStats,
         probe: Callable[[Gauges], None] | None = None,
+        veto: Veto | None = None,
     ) -> None:
-        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read."""
+        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read. ``veto`` may
+        refuse a change of a tunable.
+        """
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
@@ -107,11 +113,12 @@ class EngineCore:
         self._options = options
         self._stats = stats
         self._probe = probe
-        self._tunables = TunableState(values, clock.now_ns())
+        self._tunables = TunableState(values, clock.now_ns(), veto)
         self._live: dict[str, LiveRequest] = {}
         self._stuck_steps = 0
         self._failures_in_a_row = 0
         self._recode_due = True
+        self._pacer = RecodePacer(options.recode_share) if options.recode_share else None
         self.broken: str | None = None  # why no step will be tried again
 
     @property
@@ -171,6 +178,8 @@ class EngineCore:
         if self.broken is not None or not self._live:
             return []
         begin_ns, recoded_ns = self._clock.now_ns(), self._stats.counters.recode_time_ns
+        if self._pacer is not None:
+            self._scheduler.set_recode_budget(self._pacer.budget_tokens())
         try:
             plan = self._scheduler.schedule()
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine must go on
@@ -180,8 +189,7 @@ class EngineCore:
         if plan.is_empty:
             return self._resolve_stuck(plan)
         self._stuck_steps = 0
-        # Recoding has a time of its own: the step's begins so much later.
-        return self._execute(plan, begin_ns + self._stats.counters.recode_time_ns - recoded_ns)
+        return self._execute(plan, begin_ns, recoded_ns)
 
     def background(self) -> None:
         """Recode while no request runs; afterwards ``has_background_work`` tells whether there is more."""
@@ -211,11 +219,17 @@ class EngineCore:
         self._stats.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         return plan
 
-    def _execute(self, plan: StepPlan, begin_ns: int) -> list[RequestDelta]:
+    def _execute(self, plan: StepPlan, begin_ns: int, recoded_ns: int) -> list[RequestDelta]:
+        """``begin_ns``, ``recoded_ns``: the time, and the time spent recoding so far, when the step began.
+
+        Recoding has a time of its own: the step's begins so much later.
+        """
+        counters = self._stats.counters
+        scheduled_ns = begin_ns + counters.recode_time_ns - recoded_ns
         live = [self._live[sequence.request.request_id] for sequence in plan.sequences]
         for record in live:
             if not record.is_scheduled:
-                self._stats.scheduled(record, begin_ns)
+                self._stats.scheduled(record, scheduled_ns)
         try:
             outputs = self._runner.execute(plan, self._cache) if plan.sequences else []
             now_ns = self._clock.now_ns()
@@ -227,9 +241,14 @@ class EngineCore:
         deltas = self._deltas(outputs, finished, now_ns)
         if plan.sequences:
             self._failures_in_a_row = 0
-            self._stats.step(plan, live, self._clock.now_ns() - begin_ns)
-            self._stats.counters.kv_bytes_read += self._runner.last_work.kv_bytes_read
-            self._stats.counters.kv_bytes_written += self._runner.last_work.kv_bytes_written
+            recode_ns = counters.recode_time_ns - recoded_ns
+            step_ns = self._clock.now_ns() - begin_ns - recode_ns
+            self._stats.step(plan, live, step_ns)
+            if self._pacer is not None:
+                tokens = max((batch.num_tokens for batch in plan.recodes), default=0)
+                self._pacer.observe(step_ns, recode_ns, tokens)
+            counters.kv_bytes_read += self._runner.last_work.kv_bytes_read
+            counters.kv_bytes_written += self._runner.last_work.kv_bytes_written
         return deltas
 
     def _deltas(
@@ -394,4 +413,17 @@ class EngineCore:
 
     def distributions(self) -> Distributions:
         """The metrics page's histograms; a copy."""
-        return self._stats.distributions.copy()
+        return replace(self._stats.distributions, blocks=self._cache.lives).copy()
+
+    # Pinned prefixes
+
+    def pins_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/pins``."""
+        pins = self._cache.pins
+        pins.expire()
+        return {"pins": pins.to_json(), "bytes": pins.num_bytes(), "max_bytes": pins.max_bytes}
+
+    def unpin(self, pin_id: int | None) -> int:
+        """End one pin, or all; returns how many that were. What they kept stays cached until room is needed."""
+        self._recode_due = True
+        return self._cache.pins.unpin(pin_id)

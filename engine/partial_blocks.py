@@ -28,8 +28,7 @@ def wants_split(block: Block, tables: Sequence[BlockTable]) -> bool:
 
     A block that another holder keeps whole stays whole: a copy of the rest would take memory, not give it.
     """
-    tile = block.block_class.format.tile_tokens
     whole = chunk_mask(block.first, block.end)
-    if block.size == tile or not block.is_sealed or not any(table.hidden & whole for table in tables):
+    if not block.is_sealed or not any(table.hidden & whole for table in tables):
         return False
-    return whole_tiles(kept_chunks(block, tables), tile) != whole
+    return whole_tiles(kept_chunks(block, tables), block.block_class.format.tile_tokens) != whole

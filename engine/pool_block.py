@@ -11,7 +11,9 @@ from engine.formats import BlockClass
 class Block:
     """One block. ``filled``: tokens whose KV is committed, in whole chunks or to the end of its writer.
 
-    ``holders``: ids of sequences whose table has it. ``nodes``: prefix-cache node by absolute chunk position.
+    ``holders``: ids of sequences whose table has it; pins have negative ones. ``nodes``: prefix-cache node by absolute
+    chunk position. ``priority``: order in which idle blocks are given up, lowest first, at least ``floor``.
+    ``cached_ns``, ``used_ns``: when it was first cached (-1: not yet) and last taken up or let go of.
     """
 
     offset: int
@@ -21,6 +23,11 @@ class Block:
     holders: dict[int, None] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
     last_used: int = 0
+    priority: float = 0.0
+    floor: float = 0.0
+    cached_ns: int = -1
+    used_ns: int = 0
+    was_pinned: bool = False
     in_recode: bool = False
     is_stale: bool = False
 

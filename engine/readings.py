@@ -22,6 +22,8 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
         kv_pool_bytes=usage.pool_bytes,
         kv_used_bytes=usage.used_bytes,
         kv_cached_bytes=usage.cached_bytes,
+        kv_pinned_bytes=usage.pinned_bytes,
+        prefix_pins=len(cache.pins),
         resident=cache.resident(),
         converged_fraction=cache.converged_fraction(),
         held_below_format_bytes=usage.held_below_format_bytes,

@@ -68,16 +68,23 @@ class Recoder:
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
+        self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
 
     # -- what should be converted ---------------------------------------------------------------------------------
 
     def target_class(self, block: Block) -> BlockClass:
         """The class that a block should have, whatever its neighbours and what is kept of it allow."""
-        lossiness = self._lossiness
-        if self.num_floored:
-            lossiness = min([lossiness, *(self.sequences[holder].max_lossiness for holder in block.holders)])
-        kind = _BY_LOSSINESS[max(lossiness, block.block_class.lossiness)]
-        return class_for(kind.name, self.settings.block_size)
+        if self.num_floored and block.holders:
+            floor = min(self.sequences[holder].max_lossiness for holder in block.holders)
+            return self._target_of(block.block_class, min(self._lossiness, floor))
+        target = self._targets.get(block.block_class)
+        if target is None:
+            target = self._targets[block.block_class] = self._target_of(block.block_class, self._lossiness)
+        return target
+
+    def _target_of(self, block_class: BlockClass, lossiness: int) -> BlockClass:
+        kind = _BY_LOSSINESS[max(lossiness, block_class.lossiness)]
+        return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
 
     @property
     def _lossiness(self) -> int:
@@ -89,7 +96,7 @@ class Recoder:
 
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
-        return wants_split(block, self._tables(block))
+        return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
 
     def _tables(self, block: Block) -> list[BlockTable]:
         return [self.sequences[holder].tables[self.group] for holder in block.holders]
@@ -134,6 +141,7 @@ class Recoder:
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
         self.settings = settings
+        self._targets.clear()
         self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):
