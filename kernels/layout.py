@@ -26,6 +26,9 @@ OFFSET_UNIT = 256
 NATIVE_TILE_TOKENS = 16
 QUANT_TILE_TOKENS = 32
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+# Positions whose share of attention is reported together: chunk c is positions 16 c .. 16 c + 15. Every block starts at
+# a multiple of it and is valid for a multiple of it (but for a sequence's last), so no chunk lies in two entries.
+CHUNK_TOKENS = NATIVE_TILE_TOKENS
 
 # Columns of a block-table entry as kernels see it: int32 [sequences, max_entries, 4].
 ENTRY_OFFSET, ENTRY_FORMAT, ENTRY_FIRST, ENTRY_VALID = range(4)

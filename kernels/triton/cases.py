@@ -196,3 +196,20 @@ def random_cache(
         for length, segments in zip(lengths, sequences, strict=True)
     ]
     return build_cache(geometry, stored, generator, device), lengths
+
+
+def copy_rows(generator: torch.Generator, source_bytes: int) -> tuple[torch.Tensor, int]:
+    """Runs for a copy, shuffled, with gaps in the target: many odd ones, and long ones whose ends are multiples of 16.
+
+    Returns rows int64 [rows, 3] as `kernels.ops.copy_bytes` takes them, and the target's size.
+    """
+    rows, place = [], 2
+    for step, longest in ((2, 40), (2, 9000), (16, 64), (16, 9000), (16, 36_000)):
+        for _ in range(4):
+            size = int(torch.randint(0, longest // step + 1, (1,), generator=generator)) * step
+            start = int(torch.randint(0, (source_bytes - size) // step + 1, (1,), generator=generator)) * step
+            place += step - place % step
+            rows.append((start, place, size))
+            place += size + 2
+    order = torch.randperm(len(rows), generator=generator)
+    return torch.tensor(rows)[order], place + 4

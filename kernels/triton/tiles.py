@@ -158,6 +158,19 @@ def seek_entry(row, count, position):
 
 
 @triton.jit
+def next_window(row, count, position, index, offset, code, first, end):
+    """The window after the one at ``position``, whose later half lies in the given entry: position, and its entry.
+
+    An evicted range is skipped at once; behind the last entry the position is at least FAR.
+    """
+    position += WINDOW
+    while end <= position:
+        index += 1
+        offset, code, first, end = load_entry(row, index, count)
+    return tl.maximum(position, first // WINDOW * WINDOW), index, offset, code, first, end
+
+
+@triton.jit
 def native_rows(arena, address_0, address_1, part: tl.constexpr, NATIVE_DTYPE: tl.constexpr, DIM: tl.constexpr):
     """Pointers to the 32 token rows of K or V over two native tiles of 16: [32]."""
     token = tl.arange(0, WINDOW)

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, no-any-return, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202 - device code: types are Triton's, given by the arguments
-"""The step that both attention kernels share: attend to one window of 32 positions, in whatever formats it is stored.
+"""The step that the attention kernels share: attend to one window of 32 positions, in whatever formats it is stored.
 
 A window is a quantised tile (perhaps only its first half, followed by a native tile), or up to two native tiles. Keys
 and values come out of `_load` in the native dtype, split into channels below and from head_dim / 2 (so nibbles need no
@@ -123,15 +123,15 @@ def _load(
 
 
 @triton.jit
-def attend_window(
-    query_low, query_high, query_position, lowest, peak, total, sum_low, sum_high, scale_log2,
-    arena, position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr,
+def _places(
+    position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, NATIVE_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """One step of the running softmax (base 2) over the window from `position` on; returns the new running values.
+    """Where a window's tokens lie, and which of them are stored.
 
-    Row r attends to positions `lowest[r]` .. `query_position[r]`. Entry (offset, code, first, end) covers, or begins
-    after, `position`; entry `_1` holds the window's later half, and is the same one where that reaches so far.
+    Entry (offset, code, first, end) covers, or begins after, `position`; entry `_1` holds the window's later half, and
+    is the same one where that reaches so far. Returns byte addresses of the quantised tile and of both native ones,
+    masks [32] of the tokens stored quantised and native, and whether there are any of either.
     """
     element: tl.constexpr = element_bytes(NATIVE_DTYPE)
     here = position + tl.arange(0, WINDOW)
@@ -150,16 +150,66 @@ def attend_window(
     tile_1 = (position + HALF_WINDOW - first_1) // HALF_WINDOW
     native_at_0 = head_address(offset, tile_0, layer, kv_head, NATIVE, LAYERS, KV_HEADS, DIM, element)
     native_at_1 = head_address(offset_1, tile_1, layer, kv_head, NATIVE, LAYERS, KV_HEADS, DIM, element)
+    return quantised_at, native_at_0, native_at_1, stored_quantised, stored_native, quantised, native_0 | native_1
 
-    key_low, key_high = _load(
-        arena, quantised_at, native_at_0, native_at_1, code, stored_quantised, stored_native,
-        quantised, native_0 | native_1, True, DIM, HALF, NATIVE_DTYPE,
-    )  # fmt: skip
+
+@triton.jit
+def window_scores(query_low, query_high, query_position, lowest, key_low, key_high, stored, position, scale_log2):
+    """Scores [rows, 32] in base 2; -inf where row r does not attend: outside `lowest[r]` .. `query_position[r]`."""
+    here = position + tl.arange(0, WINDOW)
     scores = dot(query_low, key_low, tl.zeros([query_low.shape[0], WINDOW], tl.float32))
     scores = dot(query_high, key_high, scores)
-    attended = (stored_quantised | stored_native)[None, :]
-    attended = attended & (here[None, :] <= query_position[:, None]) & (here[None, :] >= lowest[:, None])
-    scores = tl.where(attended, scores * scale_log2, float("-inf"))
+    attended = stored[None, :] & (here[None, :] <= query_position[:, None]) & (here[None, :] >= lowest[:, None])
+    return tl.where(attended, scores * scale_log2, float("-inf"))
+
+
+@triton.jit
+def half_sums(weights):
+    """Sums of weights [rows, 32] over each chunk of 16 positions: two of [rows]."""
+    early = tl.arange(0, WINDOW)[None, :] < HALF_WINDOW
+    return tl.sum(tl.where(early, weights, 0.0), axis=1), tl.sum(tl.where(early, 0.0, weights), axis=1)
+
+
+@triton.jit
+def load_window_keys(
+    arena, position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Keys of the window from `position` on, two of [HALF, 32], and which of its tokens are stored; see `_places`."""
+    quantised_at, native_at_0, native_at_1, stored_quantised, stored_native, any_quantised, any_native = _places(
+        position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
+        LAYERS, KV_HEADS, DIM, NATIVE_DTYPE,
+    )  # fmt: skip
+    key_low, key_high = _load(
+        arena, quantised_at, native_at_0, native_at_1, code, stored_quantised, stored_native,
+        any_quantised, any_native, True, DIM, HALF, NATIVE_DTYPE,
+    )  # fmt: skip
+    return key_low, key_high, stored_quantised | stored_native
+
+
+@triton.jit
+def attend_window(
+    query_low, query_high, query_position, lowest, peak, total, sum_low, sum_high, scale_log2,
+    arena, position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """One step of the running softmax (base 2) over the window from `position` on.
+
+    Row r attends to positions `lowest[r]` .. `query_position[r]`; for the entries see `_places`. Returns the new
+    running values, and what the window adds to the total per chunk of 16 positions under the new peak.
+    """
+    quantised_at, native_at_0, native_at_1, stored_quantised, stored_native, any_quantised, any_native = _places(
+        position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
+        LAYERS, KV_HEADS, DIM, NATIVE_DTYPE,
+    )  # fmt: skip
+    key_low, key_high = _load(
+        arena, quantised_at, native_at_0, native_at_1, code, stored_quantised, stored_native,
+        any_quantised, any_native, True, DIM, HALF, NATIVE_DTYPE,
+    )  # fmt: skip
+    stored = stored_quantised | stored_native
+    scores = window_scores(
+        query_low, query_high, query_position, lowest, key_low, key_high, stored, position, scale_log2
+    )
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     # A row that has attended to nothing yet keeps peak -inf; subtracting 0 keeps its probabilities 0, not NaN.
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -168,9 +218,11 @@ def attend_window(
     total = total * decay + tl.sum(probabilities, axis=1)
     value_low, value_high = _load(
         arena, quantised_at, native_at_0, native_at_1, code, stored_quantised, stored_native,
-        quantised, native_0 | native_1, False, DIM, HALF, NATIVE_DTYPE,
+        any_quantised, any_native, False, DIM, HALF, NATIVE_DTYPE,
     )  # fmt: skip
+    # Where nobody takes them, the compiler drops them.
+    early, late = half_sums(probabilities)
     probabilities = probabilities.to(NATIVE_DTYPE)
     sum_low = dot(probabilities, value_low, sum_low * decay[:, None])
     sum_high = dot(probabilities, value_high, sum_high * decay[:, None])
-    return new_peak, total, sum_low, sum_high
+    return new_peak, total, sum_low, sum_high, early, late
