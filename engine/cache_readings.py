@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
-from engine.formats import BlockClass
+from engine.formats import OFFSET_UNIT, BlockClass
 from engine.memory_model import PoolLayout
 from engine.stats import ResidentBytes
 
@@ -18,6 +18,7 @@ class CacheUsage:
 
     ``used_bytes``: blocks that sequences hold or conversions occupy. ``cached_bytes``: idle blocks.
     ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
+    ``host_*``: the same of the host tier, where copies of blocks that are on the device too count as cached.
     """
 
     kv_usage: float
@@ -26,6 +27,9 @@ class CacheUsage:
     cached_bytes: int
     resident_tokens: int
     held_below_format_bytes: int
+    host_pool_bytes: int = 0
+    host_used_bytes: int = 0
+    host_cached_bytes: int = 0
 
 
 def read_usage(
@@ -43,13 +47,18 @@ def read_usage(
         if block_class.lossiness > lossiness
     )
     cached = sum(pool.idle.num_bytes for pool in pools)
+    hosts = [pool.host for pool in pools if pool.host is not None]
+    host_cached = sum(host.idle.num_bytes for host in hosts)
     return CacheUsage(
         kv_usage=min(1.0, max(shares)),
         pool_bytes=layout.total_bytes,
         used_bytes=sum(pool.resident_bytes for pool in pools) - cached,
         cached_bytes=cached,
-        resident_tokens=sum(sequence.committed for sequence in sequences),
+        resident_tokens=sum(sequence.committed for sequence in sequences if not sequence.is_parked),
         held_below_format_bytes=below,
+        host_pool_bytes=sum(host.arena.num_slabs * host.arena.slab_units * OFFSET_UNIT for host in hosts),
+        host_used_bytes=sum(host.resident_bytes for host in hosts) - host_cached,
+        host_cached_bytes=host_cached,
     )
 
 

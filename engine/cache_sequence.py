@@ -17,14 +17,14 @@ class CacheSettings:
     block_size: int
     eviction: str
     keep_tokens: int
+    host_offload: bool = False
 
     @classmethod
     def parse(cls, values: TunableValues) -> CacheSettings:
         """The cache's share of all tunables."""
-        kv_format, block_size, eviction, keep_tokens = (
-            parse_change(name, values[name]) for name in ("kv_format", "block_size", "eviction", "keep_tokens")
-        )
-        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens))
+        names = ("kv_format", "block_size", "eviction", "keep_tokens", "host_offload")
+        kv_format, block_size, eviction, keep_tokens, offload = (parse_change(name, values[name]) for name in names)
+        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens), offload == "on")
 
     @property
     def lossiness(self) -> int:
@@ -44,7 +44,8 @@ class CacheSequence:
     block in any group. ``max_lossiness``: the request's floor. ``lossiest``: the lossiest format that any of its tokens
     has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
     sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
-    recoding. ``epoch``: settings under which it was last looked at.
+    recoding. ``epoch``: settings under which it was last looked at. ``is_parked``: preempted with its KV kept, which
+    may move to the host. ``streams``: it runs although some of its blocks are on the host.
     """
 
     serial: int
@@ -62,6 +63,8 @@ class CacheSequence:
     is_evicted: bool = False
     epoch: int = 0
     frontier: list[int] = field(default_factory=list)
+    is_parked: bool = False
+    streams: bool = False
 
     @property
     def is_floored(self) -> bool:

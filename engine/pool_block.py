@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 
 from engine.formats import BlockClass
 
+DEVICE, HOST = 0, 1  # tiers
+
 
 @dataclass(slots=True, eq=False)
 class Block:
     """One block. ``filled``: tokens whose KV is committed, in whole chunks or to the end of its writer.
 
     ``holders``: ids of sequences whose table has it. ``nodes``: prefix-cache node by absolute chunk position.
+    ``tier``: 0 on the device, 1 on the host. ``twin``: the block of the other tier with the same bytes, if there is
+    one; tables and the prefix cache then name the one on the device. ``in_transfer``: its bytes are being copied from
+    it or to it, so it may be read (a source only) but neither written, converted nor reused.
     """
 
     offset: int
@@ -23,6 +28,14 @@ class Block:
     last_used: int = 0
     in_recode: bool = False
     is_stale: bool = False
+    tier: int = DEVICE
+    twin: Block | None = field(default=None, repr=False)
+    in_transfer: bool = False
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether a conversion or a copy needs its storage as it is."""
+        return self.in_recode or self.in_transfer
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.compaction import is_cramped, slab_to_empty
 from engine.formats import FORMATS, BlockClass
-from engine.pool_block import Block
+from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
 
@@ -68,7 +68,7 @@ class Recoder:
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.in_recode:
+        if block.is_pinned or block.tier != DEVICE:
             return
         if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
             self.pool.mark_stale(block)
@@ -160,7 +160,8 @@ class Recoder:
     def _fits_together(self, sources: Sequence[Block], target: BlockClass) -> bool:
         return self._is_nested(sources) and all(
             block.is_sealed
-            and not block.in_recode
+            and block.tier == DEVICE
+            and not block.is_pinned
             and self.target_class(block).kv_format == target.kv_format
             and self._is_old(block)
             for block in sources
@@ -208,7 +209,7 @@ class Recoder:
         left = budget_tokens
         for slab in sorted(self.pool.stale, key=self._cost_to_empty):
             for block in list(self.pool.stale.get(slab, {}).values()):
-                if block.in_recode or not block.is_stale:
+                if block.is_pinned or not block.is_stale:
                     continue
                 if blocked and self.target_class(block) in blocked:
                     continue
@@ -303,7 +304,7 @@ class Recoder:
 
     def _is_movable(self, block: Block, in_step: bool) -> bool:
         """Nothing will be written to it, or is converted from it, before it has moved."""
-        if block.in_recode:
+        if block.is_pinned:
             return False
         if block.is_sealed or not in_step:
             return True
@@ -329,6 +330,8 @@ class Recoder:
             self.pool.adopt_age(target, unit.sources)
         for source in unit.sources:
             self.prefix.move(source, unit.targets, self.group)
+        if unit.is_move:
+            self.pool.hand_on_twin(unit.sources[0], unit.targets[0])
         self._release(unit.targets)
         self._release(unit.sources)
         for target in unit.targets:

@@ -39,7 +39,9 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``threads``: processor threads of matrix products and attention.
+    go on after a signal. ``threads``: processor threads of matrix products and attention. ``host_pool_bytes``: host
+    memory for KV, 0 for none; ``host_link_bytes_per_s``: rate of the emulated link to it, where the device is no GPU
+    (None: a twentieth of the memory's bandwidth).
     """
 
     model: Path
@@ -49,6 +51,8 @@ class EngineOptions:
     dtype: str = "auto"
     served_model_name: str | None = None
     kv_pool_bytes: int | None = None
+    host_pool_bytes: int = 0
+    host_link_bytes_per_s: float | None = None
     control: Path | None = None
     control_uids: tuple[int, ...] = ()
     tunables: TunableValues = field(default_factory=dict)
@@ -109,6 +113,7 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--threads", options.threads, 1, _MOST_THREADS),
         ("--max-waiting", options.max_waiting, 1, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
+        ("--host-link-bytes-per-s", options.host_link_bytes_per_s, 1, math.inf),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
     )
     for name, value, least, most in limits:
@@ -205,6 +210,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
     add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
     add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
+    add("--host-pool-bytes", type=_size, default=0, metavar="N", help="host memory for KV, see host_offload (none)")
+    add(
+        "--host-link-bytes-per-s",
+        type=_size,
+        metavar="N",
+        help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
+    )
     add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
     add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
@@ -247,6 +259,8 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         dtype=arguments.dtype,
         served_model_name=arguments.served_model_name,
         kv_pool_bytes=arguments.kv_pool_bytes,
+        host_pool_bytes=arguments.host_pool_bytes,
+        host_link_bytes_per_s=arguments.host_link_bytes_per_s,
         control=arguments.control,
         control_uids=tuple(arguments.control_uid),
         tunables=tunables,
