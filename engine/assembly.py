@@ -27,6 +27,7 @@ from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size
 from engine.stats import Counters, Gauges
+from engine.streaming import CudaStreamer, EmulatedStreamer, Streamer
 from engine.token_bytes import detokenizer_factory
 from engine.tokenizer import ModelTokenizer
 from engine.transfers import HostLink
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _CUDA_SHARE = 0.85
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
+_STAGING_PART = 16  # that part of the pool is for streaming from the host, if there is a host pool
 _EMULATED_LINK_SHARE = 1 / 20  # of the memory's bandwidth: about what PCIe is to a GPU's
 _NOTICE_AFTER_S = 5.0
 
@@ -65,10 +67,11 @@ def assemble(options: EngineOptions) -> Assembly:
     pool_bytes = options.kv_pool_bytes or _default_pool_bytes(loaded.model.device)
     probe = MachineProbe(loaded.model.device)
     link = _link(options, loaded.model.device, probe.bandwidth) if options.host_pool_bytes else None
+    staging_bytes = pool_bytes // _STAGING_PART if link is not None else 0
     try:
         cache = CacheManager(
             loaded.groups,
-            pool_bytes,
+            pool_bytes - staging_bytes,
             values,
             recent_tokens=options.recent_tokens,
             sinks=options.sinks,
@@ -78,6 +81,7 @@ def assemble(options: EngineOptions) -> Assembly:
             counters=counters,
             host_pool_bytes=options.host_pool_bytes,
             link=link,
+            staging_bytes=staging_bytes,
         )
     except ValueError as error:
         raise EngineError(_pool_advice(str(error))) from error
@@ -160,9 +164,16 @@ def _mover(cache: CacheManager, runner: ModelRunner, clock: Clock) -> Mover:
         raise EngineError(f"a host pool of {wanted} does not fit; give less with --host-pool-bytes") from error
     if link is None:
         raise EngineError("a host pool needs a link")
+    streamer: Streamer
+    mover: Mover
     if link.is_emulated:
-        return EmulatedMover(runner.arenas, hosts, link, clock, ops.copy_bytes)
-    return CudaMover(runner.arenas, hosts, link, ops.copy_bytes)
+        emulated = EmulatedMover(runner.arenas, hosts, link, clock, ops.copy_bytes)
+        mover, streamer = emulated, EmulatedStreamer(runner.arenas, hosts, emulated.line, clock, ops.copy_bytes)
+    else:
+        mover = CudaMover(runner.arenas, hosts, link, ops.copy_bytes)
+        streamer = CudaStreamer(runner.arenas, hosts, ops.copy_bytes)
+    runner.stream_with(streamer, cache.stream_places())
+    return mover
 
 
 def _pool_advice(message: str) -> str:

@@ -34,11 +34,13 @@ from engine.recode_unit import RecodeUnit
 from engine.recoder import Recoder
 from engine.request import Request
 from engine.stats import Counters, ResidentBytes
+from engine.stream_layout import stream_buffers
 from engine.transfers import HostLink, Transfer
 from engine.tunables import TunableValues
 from engine.versions import Versions
 
 RESERVE_SLABS = 1
+_STREAM_SLACK_TOKENS = 64  # that a sequence which is going to be streamed can grow by at least
 
 
 class CacheManager:
@@ -62,8 +64,10 @@ class CacheManager:
         counters: Counters | None = None,
         host_pool_bytes: int = 0,
         link: HostLink | None = None,
+        staging_bytes: int = 0,
     ) -> None:
-        """``host_pool_bytes`` of memory behind ``link`` make a host tier; 0: there is none.
+        """``host_pool_bytes`` of memory behind ``link`` make a host tier; 0: there is none. Through ``staging_bytes``
+        of the device's memory, beside the pool, blocks are streamed from there; 0: none are.
 
         Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16.
         """
@@ -82,6 +86,7 @@ class CacheManager:
         self._events = events
         self._settings = CacheSettings.parse(values)
         self.host_layout = host_layout(self.layout, host_pool_bytes) if host_pool_bytes else None
+        self.stream_buffers = stream_buffers(self.layout.slab_bytes, staging_bytes)
         self.link = link
         self._check_offload(self._settings)
         self._epoch = 0  # grows with every change of settings
@@ -130,6 +135,7 @@ class CacheManager:
             self._sequences,
             self._versions,
             link=link,
+            buffers=self.stream_buffers,
             clock=self._clock,
             counters=self.counters,
         )
@@ -146,8 +152,12 @@ class CacheManager:
     # -- capacity -------------------------------------------------------------------------------------------------
 
     def group_arena_bytes(self, group: int) -> int:
-        """Bytes of a group's arena, for the executor."""
-        return self.layout.arena_bytes(group)
+        """Bytes of a group's arena, for the executor: the slabs, and behind them the buffers for streaming."""
+        return self.layout.arena_bytes(group) + 2 * self.stream_buffers[group]
+
+    def stream_places(self) -> list[tuple[int, int]]:
+        """Per group, where in its arena the two buffers for streaming begin, and the size of each."""
+        return [(self.layout.arena_bytes(group), size) for group, size in enumerate(self.stream_buffers)]
 
     def group_host_bytes(self, group: int) -> int:
         """Bytes of a group's arena in host memory, for the executor; 0 without a host tier."""
@@ -175,7 +185,7 @@ class CacheManager:
         sequence = self._by_request.get(request.request_id)
         missing = request.num_tokens - (sequence.capacity if sequence is not None else 0)
         on_host = 0
-        if self._tier is not None and sequence is not None:
+        if self._tier is not None and sequence is not None and not sequence.streams:
             for group, table in enumerate(sequence.tables):
                 num_bytes = self._tier.bytes_to_load(group, table.blocks)
                 on_host = max(on_host, ceil(num_bytes / token_bytes(self.groups[group].shape)))
@@ -547,6 +557,26 @@ class CacheManager:
         for group in range(len(self._pools)):
             self._report_dropped(group)
         return done
+
+    def begin_stream(self, request: Request, spare_tokens: int) -> bool:
+        """Start bringing in the newest of what a parked request holds on the host, as far as ``spare_tokens`` that
+        nobody else needs allow; the rest stays there and is streamed. False if the link is not good for that.
+        """
+        sequence = self._by_request[request.request_id]
+        block_size = self._settings.block_size
+        growth = max(0, request.num_tokens - sequence.capacity) + max(block_size, _STREAM_SLACK_TOKENS)
+        spare = spare_tokens - -(-growth // block_size) * block_size
+        if self._tier is None or spare < 0:
+            return False
+        room = [int(spare * token_bytes(group.shape)) for group in self.groups]
+        return self._tier.begin_load(sequence, keep_slabs=RESERVE_SLABS, room=room)
+
+    def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
+        """A step has attended so many bytes on the host, and computing has waited for them."""
+        self.counters.host_streamed_bytes += num_bytes
+        self.counters.host_stream_wait_ns += wait_ns
+        if self._tier is not None:
+            self._tier.cost.note_wait(wait_ns)
 
     def is_loaded(self, request: Request) -> bool:
         """Whether a loading request may run."""

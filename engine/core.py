@@ -36,13 +36,21 @@ _BROKEN_AFTER_FAILURES = 5
 
 
 class StepWork(Protocol):
-    """KV bytes that attention covered in the last step, and that it wrote."""
+    """KV bytes that attention covered in the last step, and that it wrote; how many of the former were streamed from
+    the host, and how long computing waited for these.
+    """
 
     @property
     def kv_bytes_read(self) -> int: ...
 
     @property
     def kv_bytes_written(self) -> int: ...
+
+    @property
+    def host_bytes_read(self) -> int: ...
+
+    @property
+    def host_wait_ns(self) -> int: ...
 
 
 class Runner(Protocol):
@@ -276,8 +284,11 @@ class EngineCore:
         if plan.sequences:
             self._failures_in_a_row = 0
             self._stats.step(plan, live, self._clock.now_ns() - begin_ns)
-            self._stats.counters.kv_bytes_read += self._runner.last_work.kv_bytes_read
-            self._stats.counters.kv_bytes_written += self._runner.last_work.kv_bytes_written
+            work = self._runner.last_work
+            self._stats.counters.kv_bytes_read += work.kv_bytes_read
+            self._stats.counters.kv_bytes_written += work.kv_bytes_written
+            if work.host_bytes_read:
+                self._cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         return deltas
 
     def _deltas(

@@ -7,6 +7,9 @@ request needs before it runs: those of its cached prefix, or its own if it was p
 
 A table or prefix node names the block on the device where there is one, else the one on the host. A sequence that is
 *loading* holds its blocks already; it may run once none of them is left on the host.
+
+Where not all of a parked sequence fits, its old sealed blocks may stay on the host while it runs, to be *streamed* to
+every step, as long as the link brings them within the time of a step. They come back as room appears.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
 from engine.recoder import Recoder
 from engine.stats import Counters
+from engine.stream_layout import stream_slot_bytes
 from engine.transfers import Direction, HostLink, Transfer
 from engine.versions import Versions
 
 # Idle cached blocks are copied ahead while less than this share of the pool could be had without losing anything.
 _CHEAP_SHARE = 0.5
+# Streamed blocks come back while more than this share could be had so.
+_PROMOTE_SHARE = 0.1
 _UNIT_NS = 1_000_000  # one transfer takes about this long
 
 _Pair = tuple[Block, Block]  # source, target
@@ -36,12 +42,14 @@ _Pair = tuple[Block, Block]  # source, target
 
 @dataclass(eq=False)
 class _Load:
-    """What a sequence waits for: ``left`` blocks, of which ``pairs`` (group, source, target) are not yet sent for."""
+    """What a sequence waits for: the sources in ``awaited`` (group, offset on the host), of which ``pairs`` (group,
+    source, target) are not yet sent for. ``tokens``: those in blocks that came from the host.
+    """
 
     was_parked: bool
     since_ns: int
-    left: int = 0
     tokens: int = 0
+    awaited: set[tuple[int, int]] = field(default_factory=set)
     pairs: deque[tuple[int, Block, Block]] = field(default_factory=deque)
 
 
@@ -65,10 +73,14 @@ class HostTier:
         versions: Versions,
         *,
         link: HostLink,
+        buffers: Sequence[int],
         clock: Clock,
         counters: Counters,
     ) -> None:
+        """``buffers``: per group, bytes of each of the two buffers through which blocks are streamed; 0 for none."""
         self.enabled = False
+        self._stream_buffers = tuple(buffers)
+        self._streaming: dict[int, None] = {}  # serials of sequences that run with blocks on the host
         self.cost = OffloadCost(link, counters)
         self._pools = pools
         self._hosts = [pool.host for pool in pools if pool.host is not None]
@@ -93,6 +105,7 @@ class HostTier:
     def park(self, sequence: CacheSequence) -> None:
         """A preempted sequence keeps its KV, which moves to the host as far as nobody else needs it here."""
         sequence.is_parked, sequence.streams = True, False
+        self._streaming.pop(sequence.serial, None)
         for group, table in enumerate(sequence.tables):
             for block in list(table.blocks):
                 self.released(group, block)
@@ -117,33 +130,119 @@ class HostTier:
     def _is_parked(self, block: Block) -> bool:
         return bool(block.holders) and all(self._sequences[holder].is_parked for holder in block.holders)
 
-    def begin_load(self, sequence: CacheSequence, *, keep_slabs: int) -> bool:
-        """Reserve room for all that a sequence has on the host; False, with nothing changed, where there is none."""
+    def begin_load(self, sequence: CacheSequence, *, keep_slabs: int, room: Sequence[int] | None = None) -> bool:
+        """Reserve room for all that a sequence has on the host; False, with nothing changed, where there is none.
+
+        With ``room`` (bytes per group) only the newest blocks that fit it come, and the rest is streamed while the
+        sequence runs, if buffers and link are good for that.
+        """
         load = _Load(sequence.is_parked, self._clock.now_ns())
+        staying: list[list[Block]] = []
         for group, table in enumerate(sequence.tables):
             tokens = sum(s - b.first for b, s in zip(table.blocks, table.stops, strict=True) if b.tier == HOST)
             load.tokens = max(load.tokens, tokens)
-            for source in table.blocks:
-                if source.tier == DEVICE:
-                    continue
-                load.left += 1
-                if source.offset in self._targets[group]:
-                    continue  # on its way already, for somebody else
-                target = self._pools[group].take(source.block_class, source.first, keep_slabs=keep_slabs)
-                if target is None:
-                    self._release_targets(load.pairs)
-                    return False
-                target.in_transfer = True
-                self._targets[group][source.offset] = target
-                load.pairs.append((group, source, target))
+            limit = sequence.committed - self._recoders[group].recent_tokens
+            stay = self._reserve(load, group, table.blocks, keep_slabs, None if room is None else (room[group], limit))
+            if stay is None:
+                break
+            staying.append(stay)
+        if len(staying) < len(sequence.tables) or (any(staying) and not self._can_stream(staying)):
+            self._release_targets(load.pairs)
+            return False
+        if any(staying):
+            sequence.streams = True
+            self._streaming[sequence.serial] = None
         sequence.is_parked = False
         self._loads[sequence.serial] = load
         return True
 
+    def _reserve(
+        self, load: _Load, group: int, blocks: Sequence[Block], keep_slabs: int, room: tuple[int, int] | None
+    ) -> list[Block] | None:
+        """Take targets for the blocks that are on the host, newest first; those that stay there, None if that fails.
+
+        ``room``: bytes, and the position up to which blocks may stay.
+        """
+        staying: list[Block] = []
+        left = room[0] if room is not None else 0
+        for source in reversed(blocks):
+            if source.tier == DEVICE:
+                continue
+            if source.offset in self._targets[group]:
+                load.awaited.add((group, source.offset))  # on its way already, for somebody else
+                continue
+            size, target = self._size(group, source), None
+            may_stay = room is not None and source.end <= room[1] and self._is_settled(group, source)
+            if size <= left or not may_stay:
+                target = self._pools[group].take(source.block_class, source.first, keep_slabs=keep_slabs)
+            if target is None:
+                if not may_stay:
+                    return None
+                staying.append(source)
+                left = 0
+                continue
+            left = max(0, left - size)
+            target.in_transfer = True
+            self._targets[group][source.offset] = target
+            load.awaited.add((group, source.offset))
+            load.pairs.append((group, source, target))
+        return staying
+
+    # -- streaming ------------------------------------------------------------------------------------------------
+
+    def _is_settled(self, group: int, block: Block) -> bool:
+        """Full, and in the format that it should have: what is to be converted has to come back for that."""
+        target = self._recoders[group].target_class(block)
+        return block.is_sealed and target.kv_format == block.block_class.kv_format
+
+    def _streamed(self) -> Iterator[tuple[int, Block]]:
+        """What running sequences attend on the host, for each of them; forgets those that have nothing there."""
+        for serial in list(self._streaming):
+            sequence = self._sequences.get(serial)
+            found = False
+            for group, table in enumerate(sequence.tables if sequence is not None else ()):
+                for block in reversed(table.blocks):
+                    if block.tier == HOST:
+                        found = True
+                        yield group, block
+            if not found:
+                del self._streaming[serial]
+                if sequence is not None:
+                    sequence.streams = False
+
+    def _can_stream(self, staying: Sequence[Sequence[Block]]) -> bool:
+        """Whether the link can bring these, and all that is streamed already, in the time of a step."""
+        num_bytes = 0
+        slots = [0] * len(self._pools)
+        more = [(group, block) for group, blocks in enumerate(staying) for block in blocks]
+        for group, block in (*self._streamed(), *more):
+            shape, kv_format = self._pools[group].arena.shape, block.block_class.format
+            num_bytes += self._size(group, block)
+            slots[group] += block.size // kv_format.tile_tokens * stream_slot_bytes(shape, kv_format)
+        fits = all(need <= size for need, size in zip(slots, self._stream_buffers, strict=True))
+        return fits and num_bytes <= self.cost.stream_bytes()
+
+    def _promotions(self) -> Iterator[tuple[int, Block, Block]]:
+        """Streamed blocks come back while there is room to spare."""
+        for group, source in list(self._streamed()):
+            pool = self._pools[group]
+            if source.offset in self._targets[group] or source.in_transfer:
+                continue
+            if self._cheap_bytes(pool) - self._size(group, source) < _PROMOTE_SHARE * _total_bytes(pool):
+                continue
+            target = pool.take(source.block_class, source.first, keep_slabs=pool.reserve_slabs)
+            if target is None:
+                return
+            target.in_transfer = True
+            self._targets[group][source.offset] = target
+            yield group, source, target
+
+    # -- loads ----------------------------------------------------------------------------------------------------
+
     def is_loaded(self, sequence: CacheSequence) -> bool:
         """Whether a loading sequence has all it waits for, and nothing it is going to write to is being copied."""
         load = self._loads.get(sequence.serial)
-        if load is not None and load.left:
+        if load is not None and load.awaited:
             return False
         return not any(table.blocks[-1].in_transfer for table in sequence.tables if table.blocks)
 
@@ -261,6 +360,7 @@ class HostTier:
         for load in list(self._loads.values()):
             while load.pairs:
                 yield load.pairs.popleft()
+        yield from self._promotions()
 
     def _departures(self) -> Iterator[tuple[int, Block, Block]]:
         if not self.enabled:
@@ -293,9 +393,12 @@ class HostTier:
     def _wants_shadows(self, group: int, pool: BlockPool) -> bool:
         if not pool.unshadowed or self._shadows_blocked_at[group] == self._hosts[group].version:
             return False
-        total = pool.arena.num_slabs * pool.arena.slab_units * OFFSET_UNIT
-        cheap = total - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
-        return cheap < _CHEAP_SHARE * total
+        return self._cheap_bytes(pool) < _CHEAP_SHARE * _total_bytes(pool)
+
+    @staticmethod
+    def _cheap_bytes(pool: BlockPool) -> int:
+        """Bytes that could be had without losing anything."""
+        return _total_bytes(pool) - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
 
     def _host_version(self) -> int:
         return sum(host.version for host in self._hosts)
@@ -347,7 +450,7 @@ class HostTier:
         if any(not self._sequences[holder].is_parked for holder in source.holders):
             for holder in source.holders:
                 if holder in self._loads:
-                    self._loads[holder].left -= 1
+                    self._loads[holder].awaited.discard((group, source.offset))
             self._rename(group, source, block)
             if self.enabled and not self._grows(group, block):
                 pool.link(block, source)
@@ -370,7 +473,12 @@ class HostTier:
                 source.in_transfer = target.in_transfer = False
                 if transfer.direction is Direction.IN:
                     del self._targets[group][source.offset]
-                    failed.update(dict.fromkeys(holder for holder in source.holders if holder in self._loads))
+                    place = (group, source.offset)
+                    failed.update(
+                        (holder, None)
+                        for holder in source.holders
+                        if holder in self._loads and place in self._loads[holder].awaited
+                    )
                 pool.settle(target)
                 pool.settle(source)
                 self.released(group, source)
@@ -408,8 +516,7 @@ class HostTier:
     def host_room_bytes(self, group: int) -> int:
         """Bytes that the host could take, cached ones given up."""
         host = self._hosts[group]
-        total = host.arena.num_slabs * host.arena.slab_units * OFFSET_UNIT
-        return total - host.resident_bytes + host.idle.num_bytes
+        return _total_bytes(host) - host.resident_bytes + host.idle.num_bytes
 
     def bytes_to_load(self, group: int, blocks: Iterable[Block]) -> int:
         """Room on the device that blocks need which lie on the host and are not on their way."""
@@ -465,6 +572,6 @@ class HostTier:
                 found |= {(block.tier, block.offset) for pair in flight.pairs for block in pair}
         return found
 
-    def loads_left(self) -> dict[int, int]:
-        """For audits: how many blocks each loading sequence waits for."""
-        return {serial: load.left for serial, load in self._loads.items()}
+
+def _total_bytes(pool: BlockPool) -> int:
+    return pool.arena.num_slabs * pool.arena.slab_units * OFFSET_UNIT

@@ -55,6 +55,7 @@ _COUNTERS: Mapping[str, tuple[str, float, str]] = {
     "host_out_bytes": ("host_out_bytes", 1, "KV copied to host memory."),
     "host_in_bytes": ("host_in_bytes", 1, "KV copied back from host memory, streamed bytes apart."),
     "host_streamed_bytes": ("host_streamed_bytes", 1, "KV of running requests that attention read from host memory."),
+    "host_stream_wait_ns": ("host_stream_wait_seconds", 1e-9, "Time that computing waited for streamed KV."),
     "host_hit_tokens": ("prefix_cache_host_hits", 1, "Prompt tokens found in the prefix cache, in host memory."),
     "host_loads": ("host_loads", 1, "Times a request waited for KV from host memory."),
     "host_load_time_ns": ("host_load_seconds", 1e-9, "Time that requests waited for KV from host memory."),

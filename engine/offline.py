@@ -21,6 +21,7 @@ from engine.model_runner import KernelOps, ModelRunner
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
+from engine.streaming import EmulatedStreamer
 from engine.transfers import HostLink
 from engine.tunables import TunableValue, default_values
 from kernels import ops as default_ops
@@ -66,11 +67,13 @@ class OfflineEngine:
         clock: Clock | None = None,
         host_pool_bytes: int = 0,
         link: HostLink | None = None,
+        staging_bytes: int = 0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """``values``: tunables that differ from their defaults. ``sync_recode``: recode all that is due at every
         step, so that output depends on nothing but the requests and the settings. ``host_pool_bytes`` behind an
-        emulated ``link`` make a host tier; ``pause`` (seconds) is called when nothing can be done before a copy ends.
+        emulated ``link`` make a host tier, from which blocks may be streamed through ``staging_bytes`` beside the pool;
+        ``pause`` (seconds) is called when nothing can be done before a copy ends.
 
         Raises EngineError for a pool that is too small for the model.
         """
@@ -89,6 +92,7 @@ class OfflineEngine:
                 events=NullSink(),
                 host_pool_bytes=host_pool_bytes,
                 link=link,
+                staging_bytes=staging_bytes,
             )
         except ValueError as error:
             raise EngineError(str(error)) from error
@@ -105,10 +109,16 @@ class OfflineEngine:
         arena_bytes = [self.cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
         self.runner = ModelRunner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
         self.mover: Mover | None = None
+        self.streamer: EmulatedStreamer | None = None
         if host_pool_bytes and link is not None:
             sizes = [self.cache.group_host_bytes(group) for group in range(len(loaded.groups))]
             hosts = host_arenas(sizes, loaded.model.device)
-            self.mover = EmulatedMover(self.runner.arenas, hosts, link, clock, default_ops.copy_bytes)
+            mover = EmulatedMover(self.runner.arenas, hosts, link, clock, default_ops.copy_bytes)
+            self.streamer = EmulatedStreamer(
+                self.runner.arenas, hosts, mover.line, clock, default_ops.copy_bytes, pause=pause
+            )
+            self.runner.stream_with(self.streamer, self.cache.stream_places())
+            self.mover = mover
         self._pause = pause
         self._clock = clock
         self._results: dict[Request, OfflineResult] = {}
@@ -142,6 +152,8 @@ class OfflineEngine:
             self.mover.submit(self.cache.plan_transfers())
         self.runner.recode(plan.recodes)
         outputs = self.runner.execute(plan, self.cache)
+        work = self.runner.last_work
+        self.cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         finished = self.scheduler.update(plan, outputs)
         self._record(outputs)  # only now: the scheduler strikes out what a recomputed prompt reports twice
         if plan.is_empty and not finished and self.scheduler.has_work:

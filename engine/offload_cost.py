@@ -8,6 +8,7 @@ from engine.transfers import Direction, HostLink
 _LEAST_QUEUE_NS = 4_000_000
 _LONGEST_STEP_NS = 200_000_000  # longer gaps are pauses, not steps
 _STEP_WEIGHT = 0.2
+_STREAM_SHARE = 0.8  # of a step's time; the rest is for what else the link has to do
 
 
 class OffloadCost:
@@ -21,14 +22,20 @@ class OffloadCost:
         self.link = link
         self._counters = counters
         self._step_ns = float(_LEAST_QUEUE_NS)
+        self._waited_ns = 0
 
     @property
     def step_ns(self) -> float:
         """Smoothed time from step to step."""
         return self._step_ns
 
+    def note_wait(self, wait_ns: int) -> None:
+        """Computing has waited for streamed blocks: that is no part of a step's own time."""
+        self._waited_ns += wait_ns
+
     def note_step(self, elapsed_ns: int) -> None:
-        """A step took this long."""
+        """A step took this long, waiting included."""
+        elapsed_ns, self._waited_ns = elapsed_ns - self._waited_ns, 0
         if 0 < elapsed_ns < _LONGEST_STEP_NS:
             self._step_ns += _STEP_WEIGHT * (elapsed_ns - self._step_ns)
 
@@ -37,6 +44,10 @@ class OffloadCost:
         urgent copy waits for all of them.
         """
         return max(1, self.link.bytes_in(direction, max(_LEAST_QUEUE_NS, 1.5 * self._step_ns)))
+
+    def stream_bytes(self) -> int:
+        """Bytes that can be streamed in every step without making it much longer."""
+        return self.link.bytes_in(Direction.IN, _STREAM_SHARE * self._step_ns)
 
     def prefill_ns(self, num_tokens: int) -> float | None:
         """Estimated time to compute so many tokens; None as long as none has been measured."""

@@ -408,6 +408,11 @@ class Scheduler:
             self._take_from(self._preempted)
             self._wait_for_load(request, was_parked=True)
             return True
+        needed = sum(self.cache.missing_tokens(other) for other in (*self._running, *self._loading))
+        if self.cache.begin_stream(request, self.cache.room_tokens() - needed):
+            self._take_from(self._preempted)
+            self._wait_for_load(request, was_parked=True)
+            return True
         if is_idle:
             if not self._lose_parked():
                 self._lose(request)

@@ -106,6 +106,7 @@ class Counters:
     host_out_bytes: int = 0  # KV copied to the host
     host_in_bytes: int = 0  # and back, streamed bytes apart
     host_streamed_bytes: int = 0  # KV of running requests read from the host by attention
+    host_stream_wait_ns: int = 0  # how long computing waited for those
     host_hit_tokens: int = 0  # prefix hits, the part that came from the host
     host_loads: int = 0  # times a request waited for KV from the host
     host_load_time_ns: int = 0  # how long they waited

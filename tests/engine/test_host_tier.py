@@ -254,3 +254,33 @@ def test_an_idle_engine_copies_ahead_what_it_may_have_to_give_up() -> None:
     world.check()
     assert world.cache.usage().cached_bytes == 0
     assert world.cache.usage().host_cached_bytes == usage.host_cached_bytes
+
+
+def test_a_sequence_that_does_not_fit_may_run_with_its_old_blocks_on_the_host() -> None:
+    """And has them back when the others have gone."""
+    world = World(num_slabs=6, host_slabs=8, recode_tokens=64, values={"host_offload": "on"})
+    world.add(ids(1, 600), max_tokens=200)
+    late = world.add(ids(2, 600), max_tokens=200)
+    until(world, lambda: late.num_preemptions > 0)
+    until(world, lambda: late.status is RequestStatus.RUNNING)
+    tokens = len(late.output_ids)
+    sequence = world.cache._by_request[late.request_id]
+    assert sequence.streams
+    assert any(entry.on_host for entry in world.cache.entries(late, 0))
+    assert not world.cache.entries(late, 0)[-1].on_host
+    until(world, lambda: not sequence.streams or late.status is RequestStatus.FINISHED)
+    assert len(late.output_ids) > tokens + 10
+    world.run(check=True)
+    assert late.num_recomputed_tokens == 0
+    assert len(late.output_ids) == 200
+
+
+def test_a_link_that_is_too_slow_is_not_streamed_over() -> None:
+    world = World(num_slabs=6, host_slabs=8, recode_tokens=64, values={"host_offload": "on"}, link_bytes_per_s=1e5)
+    world.add(ids(1, 600), max_tokens=200)
+    late = world.add(ids(2, 600), max_tokens=200)
+    until(world, lambda: late.num_preemptions > 0)
+    while world.scheduler.has_work:
+        assert not any(sequence.streams for sequence in world.cache._sequences.values())
+        world.step()
+    assert len(late.output_ids) == 200

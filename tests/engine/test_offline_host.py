@@ -60,6 +60,7 @@ def engine_of(loaded: LoadedModel, slabs: int, host_slabs: int, **values: Any) -
         clock=clock,
         host_pool_bytes=host_slabs * size,
         link=HostLink(RATE, RATE) if host_slabs else None,
+        staging_bytes=20 * size if host_slabs else 0,
         pause=clock.advance_s,
     )
 
@@ -71,9 +72,15 @@ def stored(engine: OfflineEngine) -> list[Tensor]:
         for number, group in enumerate(engine.loaded.groups):
             entries = engine.cache.entries(request, number)
             rows = torch.tensor([[e.offset, e.format_code, e.first, e.valid] for e in entries], dtype=torch.int32)
-            arena, dtype = engine.runner.arenas[number], engine.loaded.model.dtype
+            arenas = (engine.runner.arenas[number], engine.streamer._hosts[number] if engine.streamer else None)
             for layer in range(group.shape.num_layers):
-                tensors += ops.gather_kv(arena, group.shape, layer, rows, len(rows), native_dtype=dtype)
+                parts = [
+                    ops.gather_kv(
+                        arenas[entry.on_host], group.shape, layer, row[None], 1, native_dtype=engine.loaded.model.dtype
+                    )
+                    for entry, row in zip(entries, rows, strict=True)
+                ]
+                tensors += [torch.cat(part) for part in zip(*parts, strict=True)]
     return tensors
 
 
@@ -87,8 +94,11 @@ def drain(engine: OfflineEngine) -> None:
     engine.cache.check_integrity()
 
 
-def out_and_back(engine: OfflineEngine) -> int:
-    """Park every running request until all of it is on the host, and bring it back; bytes moved out."""
+def out_and_back(engine: OfflineEngine, *, stream: bool = False) -> int:
+    """Park every running request until all of it is on the host, and bring it back; bytes moved out.
+
+    ``stream``: bring back only the blocks that are not full.
+    """
     before = engine.cache.counters.host_out_bytes
     running = list(engine.scheduler.running)
     for request in running:
@@ -99,13 +109,21 @@ def out_and_back(engine: OfflineEngine) -> int:
     for arena in engine.runner.arenas:
         arena.fill_(0xAA)  # what comes back does so from the host
     while engine.scheduler._preempted:
-        assert engine.scheduler._admit_next(_Step(0))
+        request, host = engine.scheduler._preempted[0], engine.cache.host
+        assert host is not None
+        if stream:
+            sequence = engine.cache._by_request[request.request_id]
+            assert host.begin_load(sequence, keep_slabs=1, room=[0] * len(engine.cache.groups))
+            engine.scheduler._take_from(engine.scheduler._preempted)
+            engine.scheduler._wait_for_load(request, was_parked=True)
+        else:
+            assert engine.scheduler._admit_next(_Step(0))
     assert list(engine.scheduler.loading) == running
     drain(engine)
     return engine.cache.counters.host_out_bytes - before
 
 
-def record(engine: OfflineEngine, *, move: bool) -> list[list[Tensor]]:
+def record(engine: OfflineEngine, *, move: bool, stream: bool = False) -> list[list[Tensor]]:
     steps: list[list[Tensor]] = []
     model = engine.loaded.model
     original = model.logits
@@ -122,7 +140,7 @@ def record(engine: OfflineEngine, *, move: bool) -> list[list[Tensor]]:
         steps.append([*current, *stored(engine)])
         current.clear()
         if move and engine.scheduler.running:
-            moved += out_and_back(engine)
+            moved += out_and_back(engine, stream=stream)
 
     model.logits = spy  # type: ignore[method-assign]
     try:
@@ -143,6 +161,22 @@ def test_moving_everything_out_and_back_at_every_step_changes_no_bit(
     moved = record(engine_of(loaded, 40, 40, **values), move=True)
     assert len(plain) == len(moved) > NEW_TOKENS
     for step, (expected, found) in enumerate(zip(plain, moved, strict=True)):
+        assert len(expected) == len(found), step
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), step
+
+
+@pytest.mark.parametrize("values", [{}, {"kv_format": "int4", "block_size": 64}, {"kv_format": "k8v4"}])
+def test_streaming_everything_at_every_step_changes_no_bit(
+    loaded: LoadedModel, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = record(engine_of(loaded, 40, 40, **values), move=False)
+    engine = engine_of(loaded, 40, 40, **values)
+    monkeypatch.setattr(engine.cache.host, "_promotions", lambda: iter(()))
+    monkeypatch.setattr(engine.cache.host.cost, "stream_bytes", lambda: 1 << 30)
+    streamed = record(engine, move=True, stream=True)
+    assert engine.cache.counters.host_streamed_bytes > 0
+    assert len(plain) == len(streamed) > NEW_TOKENS
+    for step, (expected, found) in enumerate(zip(plain, streamed, strict=True)):
         assert len(expected) == len(found), step
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), step
 

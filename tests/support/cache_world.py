@@ -160,6 +160,7 @@ class World:
             counters=self.counters,
             host_pool_bytes=self.host_slabs * SLAB_BYTES * len(groups),
             link=HostLink(self.link_bytes_per_s, self.link_bytes_per_s) if self.host_slabs else None,
+            staging_bytes=self.host_slabs * SLAB_BYTES,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -173,7 +174,7 @@ class World:
             recode_tokens_per_step=self.recode_tokens,
             sync_recode=self.sync,
         )
-        self.arenas = [Bytes(self.cache.group_arena_bytes(i), SHAPE) for i in range(len(groups))]
+        self.arenas = [Bytes(self.cache.layout.arena_bytes(i), SHAPE) for i in range(len(groups))]
         self.hosts = [Bytes(self.cache.group_host_bytes(i), SHAPE) for i in range(len(groups))]
         self.copier = LateCopier(self.arenas, self.hosts, self.lag, self.seed)
         self.random = random.Random(self.seed)

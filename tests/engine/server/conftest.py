@@ -42,6 +42,7 @@ TEMPLATE = (
 )
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
 TOKEN_BYTES = 32
+WORK = {"kv_bytes_read": 1000, "kv_bytes_written": 10, "host_bytes_read": 0, "host_wait_ns": 0}
 NextToken = Callable[[Request], int]
 
 
@@ -67,7 +68,7 @@ class FakeRunner:
     before: Callable[[StepPlan], None] = lambda _plan: None
     plans: list[StepPlan] = field(default_factory=list)
     recoded: list[RecodeBatch] = field(default_factory=list)
-    last_work: Any = field(default_factory=lambda: SimpleNamespace(kv_bytes_read=1000, kv_bytes_written=10))
+    last_work: Any = field(default_factory=lambda: SimpleNamespace(**WORK))
 
     def recode(self, batches: Sequence[RecodeBatch]) -> None:
         self.recoded += batches
