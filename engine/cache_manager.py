@@ -350,6 +350,7 @@ class CacheManager:
             tables,
             epoch=self._epoch,
             frontier=[0] * len(self.groups),
+            host_below=[0] * len(self.groups),
         )
         self._next_serial += 1
         self._sequences[sequence.serial] = self._by_request[request.request_id] = sequence
@@ -571,6 +572,26 @@ class CacheManager:
         room = [int(spare * token_bytes(group.shape)) for group in self.groups]
         return self._tier.begin_load(sequence, keep_slabs=RESERVE_SLABS, room=room)
 
+    def press(self, request: Request, num_new_tokens: int, running: Iterable[Request]) -> bool:
+        """Make room for a running request's tokens: of the first of ``running`` that the link is good for, old blocks
+        go to the host, to be streamed from there. False if there is none; room appears when the copies are made.
+        """
+        if self._tier is None:
+            return False
+        sequence = self._by_request.get(request.request_id)
+        end = request.num_computed_tokens + num_new_tokens
+        missing = []
+        for group, pool in enumerate(self._pools):
+            needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
+            lack = needed - pool.available_tokens(self._settings.block_size)
+            tokens = max(lack, _STREAM_SLACK_TOKENS) if lack > 0 else 0
+            missing.append(int(tokens * token_bytes(self.groups[group].shape)))
+        return any(missing) and any(
+            self._tier.press(self._by_request[other.request_id], missing)
+            for other in running
+            if other.request_id in self._by_request
+        )
+
     def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
         """A step has attended so many bytes on the host, and computing has waited for them."""
         self.counters.host_streamed_bytes += num_bytes
@@ -676,6 +697,8 @@ class CacheManager:
         for group, pool in enumerate(self._pools):
             pinned = self._tier.pinned(group) if self._tier is not None else set()
             check_group(group, pool, sequences, self._prefix, self._in_flight.get(group, []), pinned)
+        if self._tier is not None:
+            self._tier.check_integrity()
         check_sequences(self._sequences, self._by_request, self._prefix)
 
     # -- snapshots ------------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class CacheSequence:
     has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
     sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
     recoding. ``epoch``: settings under which it was last looked at. ``is_parked``: preempted with its KV kept, which
-    may move to the host. ``streams``: it runs although some of its blocks are on the host.
+    may move to the host. ``host_below``: per group, the position below which its full blocks may lie on the host while it
+    runs; all 0 unless it ``streams``.
     """
 
     serial: int
@@ -64,7 +65,12 @@ class CacheSequence:
     epoch: int = 0
     frontier: list[int] = field(default_factory=list)
     is_parked: bool = False
-    streams: bool = False
+    host_below: list[int] = field(default_factory=list)
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may run with blocks on the host."""
+        return any(self.host_below)
 
     @property
     def is_floored(self) -> bool:

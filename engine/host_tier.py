@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
@@ -90,7 +91,7 @@ class HostTier:
         self._versions = versions
         self._clock = clock
         self._counters = counters
-        self._leaving: list[dict[int, Block]] = [{} for _ in pools]  # held by parked sequences alone, in order
+        self._leaving: list[dict[int, Block]] = [{} for _ in pools]  # nobody needs them on the device, in order
         self._blocked_at: int | None = None  # the host pools' version when the next leaving block found no room
         self._shadows_blocked_at: list[int | None] = [None] * len(pools)  # the same for shadows, by group
         self._loads: dict[int, _Load] = {}  # by serial, oldest first
@@ -104,15 +105,16 @@ class HostTier:
 
     def park(self, sequence: CacheSequence) -> None:
         """A preempted sequence keeps its KV, which moves to the host as far as nobody else needs it here."""
-        sequence.is_parked, sequence.streams = True, False
+        sequence.is_parked = True
+        sequence.host_below = [0] * len(sequence.tables)
         self._streaming.pop(sequence.serial, None)
         for group, table in enumerate(sequence.tables):
             for block in list(table.blocks):
                 self.released(group, block)
 
     def released(self, group: int, block: Block) -> None:
-        """Somebody let go of a block: if only parked sequences hold it now, it may leave the device."""
-        if block.tier != DEVICE or not self._is_parked(block) or block.is_pinned:
+        """Somebody let go of a block, or may do without it here: if that goes for all its holders, it may leave."""
+        if block.tier != DEVICE or not self._is_dispensable(group, block) or block.is_pinned:
             return
         if block.twin is not None:
             self.demote(group, block)
@@ -122,13 +124,20 @@ class HostTier:
     def is_parked_here(self, sequence: CacheSequence) -> bool:
         """Whether a parked sequence has blocks on the device that only parked ones hold and that no copy pins."""
         return sequence.is_parked and any(
-            block.tier == DEVICE and not block.is_pinned and self._is_parked(block)
-            for table in sequence.tables
+            block.tier == DEVICE and not block.is_pinned and self._is_dispensable(group, block)
+            for group, table in enumerate(sequence.tables)
             for block in table.blocks
         )
 
-    def _is_parked(self, block: Block) -> bool:
-        return bool(block.holders) and all(self._sequences[holder].is_parked for holder in block.holders)
+    def _is_dispensable(self, group: int, block: Block) -> bool:
+        """Whether all that hold a block are parked, or may have it on the host while they run."""
+        if not block.holders:
+            return False
+        for holder in block.holders:
+            sequence = self._sequences[holder]
+            if not sequence.is_parked and block.end > sequence.host_below[group]:
+                return False
+        return True
 
     def begin_load(self, sequence: CacheSequence, *, keep_slabs: int, room: Sequence[int] | None = None) -> bool:
         """Reserve room for all that a sequence has on the host; False, with nothing changed, where there is none.
@@ -149,9 +158,8 @@ class HostTier:
         if len(staying) < len(sequence.tables) or (any(staying) and not self._can_stream(staying)):
             self._release_targets(load.pairs)
             return False
-        if any(staying):
-            sequence.streams = True
-            self._streaming[sequence.serial] = None
+        for group, blocks in enumerate(staying):
+            self._stream_below(sequence, group, max((block.end for block in blocks), default=0))
         sequence.is_parked = False
         self._loads[sequence.serial] = load
         return True
@@ -195,27 +203,68 @@ class HostTier:
         target = self._recoders[group].target_class(block)
         return block.is_sealed and target.kv_format == block.block_class.kv_format
 
-    def _streamed(self) -> Iterator[tuple[int, Block]]:
-        """What running sequences attend on the host, for each of them; forgets those that have nothing there."""
+    def _stream_below(self, sequence: CacheSequence, group: int, position: int) -> None:
+        sequence.host_below[group] = position
+        if position:
+            self._streaming[sequence.serial] = None
+
+    def press(self, sequence: CacheSequence, needed: Sequence[int]) -> bool:
+        """Let a running sequence have more of its oldest blocks on the host, worth so many bytes per group; False, with
+        nothing changed, if it has not as many, or the link or the host is not good for them.
+        """
+        if not self.enabled or self._is_host_full() or sequence.is_parked or sequence.serial in self._loads:
+            return False
+        going = [self._oldest(sequence, group, size) for group, size in enumerate(needed)]
+        if not any(going) or not self._can_stream(going):
+            return False
+        for group, (blocks, size) in enumerate(zip(going, needed, strict=True)):
+            own = sum(self._size(group, block) for block in blocks)
+            if own < size or own > self.host_room_bytes(group):
+                return False
+        for group, blocks in enumerate(going):
+            if blocks:
+                self._stream_below(sequence, group, blocks[-1].end)
+                for block in blocks:
+                    self.released(group, block)
+        return True
+
+    def _oldest(self, sequence: CacheSequence, group: int, num_bytes: int) -> list[Block]:
+        """The next blocks of a sequence to go to the host, worth ``num_bytes`` or all there are."""
+        table, found = sequence.tables[group], list[Block]()
+        limit = sequence.committed - self._recoders[group].recent_tokens
+        for index in range(table.index_from(sequence.host_below[group]), len(table.blocks)):
+            block = table.blocks[index]
+            if num_bytes <= 0 or block.end > limit or not self._is_settled(group, block):
+                break
+            if len(block.holders) > 1 or block.is_pinned or block.tier == HOST:
+                break
+            found.append(block)
+            num_bytes -= self._size(group, block)
+        return found
+
+    def _streamed(self) -> Iterator[tuple[int, Block, CacheSequence]]:
+        """What running sequences attend on the host, or may have there soon, newest first; for each of them."""
         for serial in list(self._streaming):
             sequence = self._sequences.get(serial)
+            if sequence is None:
+                del self._streaming[serial]
+                continue
             found = False
-            for group, table in enumerate(sequence.tables if sequence is not None else ()):
+            for group, table in enumerate(sequence.tables):
                 for block in reversed(table.blocks):
-                    if block.tier == HOST:
+                    if block.tier == HOST or block.end <= sequence.host_below[group]:
                         found = True
-                        yield group, block
+                        yield group, block, sequence
             if not found:
                 del self._streaming[serial]
-                if sequence is not None:
-                    sequence.streams = False
+                sequence.host_below = [0] * len(sequence.tables)
 
     def _can_stream(self, staying: Sequence[Sequence[Block]]) -> bool:
         """Whether the link can bring these, and all that is streamed already, in the time of a step."""
         num_bytes = 0
         slots = [0] * len(self._pools)
         more = [(group, block) for group, blocks in enumerate(staying) for block in blocks]
-        for group, block in (*self._streamed(), *more):
+        for group, block in (*((group, block) for group, block, _ in self._streamed()), *more):
             shape, kv_format = self._pools[group].arena.shape, block.block_class.format
             num_bytes += self._size(group, block)
             slots[group] += block.size // kv_format.tile_tokens * stream_slot_bytes(shape, kv_format)
@@ -224,15 +273,21 @@ class HostTier:
 
     def _promotions(self) -> Iterator[tuple[int, Block, Block]]:
         """Streamed blocks come back while there is room to spare."""
-        for group, source in list(self._streamed()):
+        for group, source, sequence in list(self._streamed()):
             pool = self._pools[group]
-            if source.offset in self._targets[group] or source.in_transfer:
-                continue
             if self._cheap_bytes(pool) - self._size(group, source) < _PROMOTE_SHARE * _total_bytes(pool):
                 continue
+            if source.offset in self._targets[group]:
+                continue
+            if source.tier == DEVICE:
+                self._stream_below(sequence, group, source.first)
+                continue
+            if source.in_transfer:
+                return  # it has only just left
             target = pool.take(source.block_class, source.first, keep_slabs=pool.reserve_slabs)
             if target is None:
                 return
+            self._stream_below(sequence, group, source.first)
             target.in_transfer = True
             self._targets[group][source.offset] = target
             yield group, source, target
@@ -388,7 +443,7 @@ class HostTier:
 
     def _may_leave(self, group: int, block: Block) -> bool:
         alive = self._pools[group].blocks.get(block.offset) is block
-        return alive and not block.is_pinned and self._is_parked(block)
+        return alive and not block.is_pinned and self._is_dispensable(group, block)
 
     def _wants_shadows(self, group: int, pool: BlockPool) -> bool:
         if not pool.unshadowed or self._shadows_blocked_at[group] == self._hosts[group].version:
@@ -397,8 +452,9 @@ class HostTier:
 
     @staticmethod
     def _cheap_bytes(pool: BlockPool) -> int:
-        """Bytes that could be had without losing anything."""
-        return _total_bytes(pool) - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
+        """Bytes that requests could have without losing anything."""
+        reserve = pool.reserve_slabs * pool.arena.slab_units * OFFSET_UNIT
+        return _total_bytes(pool) - reserve - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
 
     def _host_version(self) -> int:
         return sum(host.version for host in self._hosts)
@@ -428,13 +484,13 @@ class HostTier:
     def _has_left(self, group: int, block: Block, shadow: Block) -> None:
         pool = self._pools[group]
         block.in_transfer = shadow.in_transfer = False
-        is_parked = self._is_parked(block)
-        wanted = is_parked or (self.enabled and bool(block.holders or block.nodes))
+        is_dispensable = self._is_dispensable(group, block)
+        wanted = is_dispensable or (self.enabled and bool(block.holders or block.nodes))
         if wanted and not self._grows(group, block):
             shadow.filled, shadow.last_used = block.filled, block.last_used
             pool.link(block, shadow)
         pool.settle(shadow)
-        if is_parked:
+        if is_dispensable:
             self.demote(group, block)
             return
         if not block.holders and block.nodes:
@@ -447,7 +503,7 @@ class HostTier:
         pool = self._pools[group]
         del self._targets[group][source.offset]
         source.in_transfer = block.in_transfer = False
-        if any(not self._sequences[holder].is_parked for holder in source.holders):
+        if source.holders and not self._is_dispensable(group, source):
             for holder in source.holders:
                 if holder in self._loads:
                     self._loads[holder].awaited.discard((group, source.offset))
@@ -473,6 +529,7 @@ class HostTier:
                 source.in_transfer = target.in_transfer = False
                 if transfer.direction is Direction.IN:
                     del self._targets[group][source.offset]
+                    self._stays_streamed(group, source)
                     place = (group, source.offset)
                     failed.update(
                         (holder, None)
@@ -483,6 +540,12 @@ class HostTier:
                 pool.settle(source)
                 self.released(group, source)
         return [self._sequences[serial] for serial in failed]
+
+    def _stays_streamed(self, group: int, source: Block) -> None:
+        for holder in source.holders:
+            if holder in self._streaming:
+                sequence = self._sequences[holder]
+                self._stream_below(sequence, group, max(sequence.host_below[group], source.end))
 
     # -- what is to come ------------------------------------------------------------------------------------------
 
@@ -563,6 +626,17 @@ class HostTier:
         if not enabled:
             for host in self._hosts:
                 host.drop_all_idle()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError if a running sequence has blocks on the host that are not to be streamed."""
+        for sequence in self._sequences.values():
+            if sequence.is_parked or sequence.serial in self._loads:
+                continue
+            for group, table in enumerate(sequence.tables):
+                for block in table.blocks:
+                    is_streamed = block.is_sealed and sequence.serial in self._streaming
+                    if block.tier == HOST and not is_streamed:
+                        raise IntegrityError(f"{sequence.request_id} runs, and block {block} is on the host")
 
     def pinned(self, group: int) -> set[tuple[int, int]]:
         """For audits: (tier, offset) of all blocks of a group that copies need as they are."""

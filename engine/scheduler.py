@@ -260,7 +260,7 @@ class Scheduler:
                 continue
             if self.cache.is_room_coming(request, num_tokens):
                 return
-            if self._lose_parked():
+            if self._lose_parked() or self.cache.press(request, num_tokens, reversed(self._running)):
                 continue
             victim = self._running[-1]
             if victim is not request:

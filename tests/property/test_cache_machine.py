@@ -33,8 +33,9 @@ class CacheMachine(RuleBasedStateMachine):
         sync=st.booleans(),
         budget=st.sampled_from([0, 64, 300]),
         host_slabs=st.sampled_from([0, 1, 3, 12]),
-        rate=st.sampled_from([3e4, 1e6]),
+        rate=st.sampled_from([3e4, 1e6, 1e7]),
         lag=st.integers(0, 5),
+        staging=st.sampled_from([0, 8]),
     )
     def start(
         self,
@@ -46,6 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
         host_slabs: int,
         rate: float,
         lag: int,
+        staging: int,
     ) -> None:
         self.world = World(
             num_slabs=slabs,
@@ -58,6 +60,7 @@ class CacheMachine(RuleBasedStateMachine):
             host_slabs=host_slabs,
             link_bytes_per_s=rate,
             lag=lag,
+            staging_slabs=staging,
         )
         self.added = 0
 

@@ -141,6 +141,7 @@ class World:
     host_slabs: int = 0
     link_bytes_per_s: float = 1e6  # a native token is 32 bytes, a step 10 ms
     lag: int = 3
+    staging_slabs: int = 0  # without room for it nothing is streamed
 
     def __post_init__(self) -> None:
         self.values = {**default_values(), **self.values}
@@ -160,7 +161,7 @@ class World:
             counters=self.counters,
             host_pool_bytes=self.host_slabs * SLAB_BYTES * len(groups),
             link=HostLink(self.link_bytes_per_s, self.link_bytes_per_s) if self.host_slabs else None,
-            staging_bytes=self.host_slabs * SLAB_BYTES,
+            staging_bytes=self.staging_slabs * SLAB_BYTES * len(groups),
         )
         self.scheduler = Scheduler(
             self.cache,
