@@ -23,6 +23,8 @@ from engine.events import NullSink
 from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from engine.prefix_policy import parity_tokens
+from engine.quality.gate import QualityBudget, quality_gate
 from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size
@@ -43,6 +45,10 @@ _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
 _STAGING_PART = 16  # that part of the pool is for streaming from the host, if there is a host pool
 _EMULATED_LINK_SHARE = 1 / 20  # of the memory's bandwidth: about what PCIe is to a GPU's
+# Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
+_RECODE_SHARE = 0.15
+# A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
+_CUDA_RECODE_TOKENS = 512
 _NOTICE_AFTER_S = 5.0
 
 
@@ -60,6 +66,10 @@ def assemble(options: EngineOptions) -> Assembly:
     """Load the model and build the engine. Raises EngineError for anything a user can put right."""
     clock, counters = RealClock(), Counters()
     values = options.initial_values()
+    gate = None
+    if options.quality_table is not None:
+        budget = QualityBudget(options.quality_budget_pct)
+        gate = quality_gate(options.quality_table, options.model, budget, values)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     loaded = load_model(options.model, device, options.dtype)
     tokenizer = ModelTokenizer(options.model)
@@ -79,12 +89,15 @@ def assemble(options: EngineOptions) -> Assembly:
             clock=clock,
             events=NullSink(),
             counters=counters,
+            pin_share=options.prefix_pin_share,
+            parity_tokens=parity_tokens(loaded.config.hidden_size),
             host_pool_bytes=options.host_pool_bytes,
             link=link,
             staging_bytes=staging_bytes,
         )
     except ValueError as error:
         raise EngineError(_pool_advice(str(error))) from error
+    recode_tokens, recode_share = _recode_pace(options, loaded.model.device)
     runner = _runner(options, loaded, cache)
     _warm_up(runner, loaded, cache.layout.total_bytes, clock)
     scheduler = Scheduler(
@@ -95,7 +108,7 @@ def assemble(options: EngineOptions) -> Assembly:
         clock=clock,
         counters=counters,
         eos_token_ids=loaded.eos_token_ids,
-        recode_tokens_per_step=options.recode_budget_tokens,
+        recode_tokens_per_step=recode_tokens,
     )
     served = ServedModel(
         name=options.served_model_name or loaded.name,
@@ -117,10 +130,12 @@ def assemble(options: EngineOptions) -> Assembly:
             instance=uuid.uuid4().hex,
             max_model_len=max_model_len,
             idle_recode_tokens=options.idle_recode_tokens,
+            recode_share=recode_share,
         ),
         stats=CoreStats(counters),
         probe=probe,
         mover=_mover(cache, runner, clock) if link is not None else None,
+        veto=gate,
     )
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     summary = f"{loaded.model.device.type}, {dtype}, KV pool {format_size(pool_bytes)}"
@@ -203,6 +218,13 @@ def _warm_up(runner: ModelRunner, loaded: LoadedModel, pool_bytes: int, clock: C
         raise EngineError(f"the kernels do not run on {device}: {type(error).__name__}: {error}") from error
     finally:
         notice.cancel()
+
+
+def _recode_pace(options: EngineOptions, device: torch.device) -> tuple[int, float]:
+    """Tokens per step, and the share of its time instead (0: none)."""
+    if options.recode_budget_tokens is not None:
+        return options.recode_budget_tokens, 0.0
+    return (_CUDA_RECODE_TOKENS, 0.0) if device.type == "cuda" else (0, _RECODE_SHARE)
 
 
 def _max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:

@@ -1,12 +1,13 @@
 """The blocks of one layer group: who holds them, which are only cached, which wait for another class. No torch.
 
-A block is in exactly one state: *held* (by sequences' block tables), *idle* (nobody holds it, the prefix cache can
-still hit it; given up least recently used first when room is needed), or *pinned* with neither (its storage waits for
-a conversion or a copy to end). A block that is none of these is free and not here at all.
+A block is in exactly one state: *held* (by the block tables of sequences, pins included), *idle* (nobody holds it, the
+prefix cache can still hit it; given up when room is needed, in the order of the prefix policy), or *needed as it is*
+with neither (its storage waits for a conversion or a copy to end). A block that is none of these is free and not here
+at all.
 
-A group has one pool per tier, device and, if there is one, host. The device's passes on what concerns blocks of the
-host's. On the host, a *shadow* (a twin of a device block, see :class:`engine.pool_block.Block`) counts as idle too;
-losing it costs only another copy, so shadows go first. A device block that has a twin is not lost when it is given up:
+A group has one pool per tier, device and, if there is one, host. Each passes on what concerns blocks of the other. On
+the host, a *shadow* (a twin of a device block, see :class:`engine.pool_block.Block`) counts as idle too; losing it
+costs only another copy, so shadows go first. A device block that has a twin is not lost when it is given up:
 ``demote`` lets the twin take its place.
 
 Requests do not get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free
@@ -18,24 +19,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.arena import Arena, IntegrityError
+from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
 from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import DEVICE, HOST, Block
+from engine.prefix_policy import PrefixPolicy
+from engine.versions import Versions
 
 
 class BlockPool:
     """Allocates, shares, caches and frees the blocks of one group.
 
-    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache; ``demote(block)``
-    instead if it has a twin on the host, which then gets all its names.
+    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache; it returns other
+    blocks that are no longer cached either. ``before``: see :class:`engine.idle_blocks.IdleBlocks`. ``lives`` may be
+    shared by pools. ``host``: the group's pool on the host.
     """
 
     def __init__(
         self,
         arena: Arena,
-        forget: Callable[[Block], None],
+        forget: Callable[[Block], Sequence[Block]],
         *,
         reserve_slabs: int = 1,
+        before: Callable[[Block], Block | None] | None = None,
+        lives: BlockLives | None = None,
         host: BlockPool | None = None,
         tier: int = DEVICE,
     ) -> None:
@@ -44,7 +51,8 @@ class BlockPool:
         self.host = host
         self.reserve_slabs = reserve_slabs
         self.blocks: dict[int, Block] = {}
-        self.idle = IdleBlocks(arena)
+        self.idle = IdleBlocks(arena) if before is None else IdleBlocks(arena, before)
+        self.lives = lives or BlockLives()
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
         self.resident_bytes = 0
@@ -57,7 +65,15 @@ class BlockPool:
         self.released: Callable[[Block], None] | None = None  # told when one of several holders lets go of a block
         self.demote: Callable[[Block], None] | None = None  # frees a device block that has a twin
         self._forget = forget
-        self._clock = 0
+        self._ticks = Versions()  # of uses; one for both tiers, so that blocks can move between them
+        self._other: BlockPool | None = host
+        if host is not None:
+            host.join(self)
+
+    def join(self, device: BlockPool) -> None:
+        """Be the other tier of a device's pool."""
+        self._other, self._ticks = device, device._ticks
+        self.idle.join(device.idle)
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -137,15 +153,28 @@ class BlockPool:
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""
         block.holders[sequence] = None
-        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - the other tier's pool
+        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
 
     def drop(self, block: Block, sequence: int) -> None:
         """A sequence's table lets go of the block."""
         if sequence not in block.holders:
             raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
         del block.holders[sequence]
-        self._clock += 1
-        block.last_used = self._clock
+        block.last_used = self._ticks.next()
+        if block.nodes:
+            self.lives.let_go(block)
+            if not block.holders:
+                self.idle.rank(block)
+        self.settle(block)
+        if block.holders and self.released is not None:
+            self.released(block)
+
+    def unpin(self, block: Block, pin: int) -> None:
+        """A pin lets go of the block. That is no use of it: it is as old as it was."""
+        del block.holders[pin]
+        if block.nodes and not block.holders:
+            block.was_pinned = True
+            self.idle.rank(block)
         self.settle(block)
         if block.holders and self.released is not None:
             self.released(block)
@@ -158,6 +187,7 @@ class BlockPool:
             self._not_idle(block)
         elif block.nodes or (self.tier == HOST and block.twin is not None):
             if block not in self.idle:
+                self.idle.catch_up(block)
                 self.idle.add(block)
                 self.version += 1
                 if self.tier == DEVICE and block.twin is None:
@@ -169,9 +199,9 @@ class BlockPool:
     def _pool_of(self, block: Block) -> BlockPool:
         if block.tier == self.tier:
             return self
-        if self.host is None:
+        if self._other is None:
             raise IntegrityError(f"block {block.offset} of tier {block.tier} reached the pool of tier {self.tier}")
-        return self.host
+        return self._other
 
     def _not_idle(self, block: Block) -> None:
         if block in self.idle:
@@ -202,14 +232,30 @@ class BlockPool:
         self.host.settle(shadow)
 
     def adopt_age(self, block: Block, sources: Sequence[Block]) -> None:
-        """A converted block is as recently used as the sources it replaces."""
+        """A converted block is as recently used, and as valuable, as the sources it replaces. Call while it is held
+        or in recode.
+        """
         block.last_used = max(source.last_used for source in sources)
-        self.idle.resort()
+        block.priority = max(source.priority for source in sources)
+        block.floor = max(block.priority, *(source.floor for source in sources))  # another part may follow it
+        self.lives.converted(block, sources)
+
+    def use_policy(self, policy: PrefixPolicy) -> None:
+        """Give idle blocks of both tiers up in another order from now on. O(blocks)."""
+        host = self.host.blocks.values() if self.host is not None else ()
+        self.idle.use_policy(policy, [*self.blocks.values(), *host])
+
+    def take_place(self, block: Block, old: Block) -> None:
+        """A block has the names of its counterpart in the other tier now, and is as old and valuable as that was."""
+        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
+        block.filled, block.last_used = old.filled, old.last_used
+        block.priority, block.floor = old.priority, old.floor
+        self.lives.converted(block, (old,))
 
     def drop_all_idle(self) -> None:
         """Give up the whole prefix cache that nobody holds."""
         for block in self.idle:
-            self._give_up(block)
+            self._give_up(block, CLEARED)
 
     def _free(self, block: Block) -> None:
         self._not_idle(block)
@@ -234,7 +280,7 @@ class BlockPool:
         shadows = self._shadows.get(block_class)
         if shadows and not spare_shadows:
             # The last one made: its block on the device is the last of those copied to be given up.
-            self._give_up(next(reversed(shadows.values())))
+            self._give_up(next(reversed(shadows.values())), ROOM)
             return True
         found = self.idle.victim(block_class, avoid_slab)
         if found is None:
@@ -243,14 +289,13 @@ class BlockPool:
         if spare_shadows and block.twin is not None:
             return False
         for victim in list(self.blocks_in(self.arena.slab_of(block.offset))) if with_slab else [block]:
-            self._give_up(victim)
+            self._give_up(victim, ROOM)
         return True
 
     def give_up_idle(self, slab: int) -> None:
         """Give up the idle blocks of a slab."""
         for block in list(self.blocks_in(slab)):
-            if block in self.idle:
-                self._give_up(block)
+            self._give_up(block, ROOM)
 
     def blocks_in(self, slab: int) -> Iterator[Block]:
         """The blocks of a slab by offset."""
@@ -264,7 +309,9 @@ class BlockPool:
             if block is not None:
                 yield block
 
-    def _give_up(self, block: Block) -> None:
+    def _give_up(self, block: Block, reason: str) -> None:
+        if block not in self.idle:
+            return  # held, or gone with the start of its prefix
         if block.twin is not None:
             if self.tier == HOST:
                 self._lose_shadow(block, block.twin)
@@ -272,10 +319,20 @@ class BlockPool:
             if self.demote is not None:
                 self.demote(block)
                 return
-        self._forget(block)
-        self.dropped_idle += 1
+        orphans = self._forget(block)
         if block.nodes:
             raise IntegrityError(f"block {block.offset} was given up but the prefix cache keeps it")
+        self._left(block, reason)
+        for orphan in orphans:
+            self._left(orphan, ORPHANED)
+
+    def _left(self, block: Block, reason: str) -> None:
+        """A block is no longer cached."""
+        if block.tier != self.tier:
+            self._pool_of(block)._left(block, reason)  # noqa: SLF001 - of the same class
+            return
+        self.dropped_idle += block in self.idle
+        self.lives.gone(block, reason)
         self.settle(block)
 
     def _lose_shadow(self, shadow: Block, block: Block) -> None:

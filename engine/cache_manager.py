@@ -5,6 +5,9 @@ that it was computed over is lossier than the current ``kv_format`` and the requ
 native, int4 blocks and native ones computed over int4 are no hits, so output equals a cold run's. After native → int8
 a native block *is* a hit: it is at least as good as what a cold run computes, and it is converted like any other
 resident block. Tokens generated after an eviction never enter the cache. Block sizes play no part.
+
+What counts as a use of a cached chunk (``prefix_eviction``, reuse gaps): a request takes it up and computes its first
+step, or computes it; once per request, however often it is preempted.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from engine.arena import Arena, IntegrityError
+from engine.block_lives import DISPLACED, BlockLives
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
 from engine.cache_audit import check_group, check_sequences
@@ -29,7 +33,10 @@ from engine.host_tier import HostTier
 from engine.memory_model import GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
 from engine.plan import Entry, RecodeBatch
 from engine.pool_block import DEVICE, HOST, Block
+from engine.popularity import Popularity
 from engine.prefix_cache import Match, PrefixCache
+from engine.prefix_pins import DEFAULT_SHARE, PrefixPins
+from engine.prefix_policy import DEFAULT_PARITY_TOKENS, make_policy
 from engine.recode_unit import RecodeUnit
 from engine.recoder import Recoder
 from engine.request import Request
@@ -62,12 +69,15 @@ class CacheManager:
         clock: Clock,
         events: EventSink,
         counters: Counters | None = None,
+        pin_share: float = DEFAULT_SHARE,
+        parity_tokens: int = DEFAULT_PARITY_TOKENS,
         host_pool_bytes: int = 0,
         link: HostLink | None = None,
         staging_bytes: int = 0,
     ) -> None:
-        """``host_pool_bytes`` of memory behind ``link`` make a host tier; 0: there is none. Through ``staging_bytes``
-        of the device's memory, beside the pool, blocks are streamed from there; 0: none are.
+        """``pin_share``: most of the pool that pinned prefixes may hold. ``parity_tokens``: see prefix_policy.Cost.
+        ``host_pool_bytes`` of memory behind ``link`` make a host tier; 0: there is none. Through ``staging_bytes`` of
+        the device's memory, beside the pool, blocks are streamed from there; 0: none are.
 
         Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16.
         """
@@ -76,6 +86,8 @@ class CacheManager:
                 raise ValueError(f"{name} must be a multiple of {CHUNK_TOKENS}, got {tokens}")
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"watermark is a share of the pool, 0 <= watermark < 1, got {watermark}")
+        if not 0.0 <= pin_share <= 1.0:
+            raise ValueError(f"pin_share is a share of the pool, 0 <= pin_share <= 1, got {pin_share}")
         self.groups = tuple(groups)
         self.layout: PoolLayout = pool_layout(groups, pool_bytes)
         self.recent_tokens = recent_tokens
@@ -94,23 +106,37 @@ class CacheManager:
         self._next_serial = 1
         self._sequences: dict[int, CacheSequence] = {}
         self._by_request: dict[str, CacheSequence] = {}
-        self._prefix = PrefixCache([group.window for group in groups])
+        self.lives = BlockLives(clock)
+        self._parity_tokens = parity_tokens
+        popularity = Popularity(self.layout.num_slabs * self.layout.slab_tokens // CHUNK_TOKENS)
+        self._prefix = PrefixCache([group.window for group in groups], popularity)
         self._pools: list[BlockPool] = []
         self._recoders: list[Recoder] = []
         self._in_flight: dict[int, list[RecodeUnit]] = {}
         self._dropped_reported = [0] * len(self.groups)
         for index, group in enumerate(self.groups):
             arena = Arena(group.shape, self.layout.num_slabs, self.layout.slab_bytes[index])
-            forget = partial(self._prefix.forget, group=index)
+            forget, before = partial(self._prefix.forget, group=index), partial(self._prefix.before, group=index)
             host = None
             if self.host_layout is not None:
                 host_arena = Arena(group.shape, self.host_layout.num_slabs, self.host_layout.slab_bytes[index])
-                host = BlockPool(host_arena, forget, reserve_slabs=0, tier=HOST)
-            pool = BlockPool(arena, forget, reserve_slabs=RESERVE_SLABS, host=host)
+                host = BlockPool(host_arena, forget, reserve_slabs=0, before=before, lives=self.lives, tier=HOST)
+            pool = BlockPool(arena, forget, reserve_slabs=RESERVE_SLABS, before=before, lives=self.lives, host=host)
             self._pools.append(pool)
             self._recoders.append(
                 Recoder(index, pool, self._prefix, self._sequences, self._settings, recent_tokens=recent_tokens)
             )
+        self._use_prefix_policy()
+        self.pins = PrefixPins(
+            self._prefix,
+            self._pools,
+            self._recoders,
+            self._sequences,
+            self._versions,
+            max_bytes=int(pin_share * self.layout.total_bytes),
+            clock=clock,
+            counters=self.counters,
+        )
         self._tier: HostTier | None = None
         if self.host_layout is not None:
             self._tier = self._host_tier(link)
@@ -202,8 +228,9 @@ class CacheManager:
         """Whether the request has blocks or a place in the prefix cache."""
         return request.request_id in self._by_request
 
-    def match_prefix(self, request: Request) -> int:
+    def match_prefix(self, request: Request, *, on_device: bool = False) -> int:
         """Attach the longest usable cached prefix; returns its tokens (a multiple of 16, never the last known token).
+        ``on_device``: without what is on the host.
 
         The caller sets ``num_computed_tokens`` and counts hits once, when admission succeeds; ``free`` undoes it.
         Requests that opt out or want prompt log-probabilities get 0.
@@ -212,9 +239,8 @@ class CacheManager:
             raise IntegrityError(f"request {request.request_id} already holds blocks")
         if not request.cache.use_prefix_cache or request.params.prompt_logprobs is not None:
             return 0
-        floor = lossiness_of(request.cache.kv_format_floor)
-        limit = min(self._settings.lossiness, floor)
-        match = self._match(request.all_ids[: request.num_tokens - 1], request.cache.salt, limit)
+        ids = request.all_ids[: request.num_tokens - 1]
+        match = self._match(request, ids, max_tier=DEVICE) if on_device else self._near_match(request, ids)
         if not match.num_tokens:
             return 0
         sequence = self._create(request)
@@ -224,12 +250,17 @@ class CacheManager:
                 self._pools[group].hold(block, sequence.serial)
         sequence.committed = sequence.end = sequence.capacity = sequence.chained = match.num_tokens
         sequence.lossiest = match.lossiness
+        sequence.hit_tokens = match.num_tokens
         self._stand_on(sequence, match.node)
         return match.num_tokens
 
-    def _match(self, ids: Sequence[int], salt: str, limit: int) -> Match:
+    def _match(self, request: Request, ids: Sequence[int], *, max_tier: int = HOST) -> Match:
+        limit = min(self._settings.lossiness, lossiness_of(request.cache.kv_format_floor))
+        return self._prefix.match(ids, request.cache.salt, limit, max_tier=max_tier)
+
+    def _near_match(self, request: Request, ids: Sequence[int]) -> Match:
         """The longest usable prefix, without its part on the host where computing that again would be faster."""
-        match = self._prefix.match(ids, salt, limit)
+        match = self._match(request, ids)
         if self._tier is None:
             return match
         num_bytes = sum(
@@ -237,17 +268,26 @@ class CacheManager:
         )
         if not num_bytes:
             return match
-        near = self._prefix.match(ids, salt, limit, max_tier=DEVICE)
+        near = self._match(request, ids, max_tier=DEVICE)
         return match if self._tier.load_pays(num_bytes, match.num_tokens - near.num_tokens) else near
 
-    def allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool = False) -> bool:
+    def allocate(
+        self, request: Request, num_new_tokens: int, *, use_reserve: bool = False, end_pins: bool = False
+    ) -> bool:
         """Slots for positions ``num_computed_tokens .. + num_new_tokens`` in every group.
 
         ``use_reserve``: for the only running sequence. It then always has room for what ``can_ever_fit`` allows, unless
-        a change of settings has left its blocks in several native sizes.
+        a change of settings has left its blocks in several native sizes. ``end_pins``: pins give way, those that end
+        soonest first, as they do with ``use_reserve``.
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
+        while not self._allocate(request, num_new_tokens, use_reserve=use_reserve):
+            if not ((use_reserve or end_pins) and self.pins.give_way()):
+                return False
+        return True
+
+    def _allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool) -> bool:
         sequence = self._by_request.get(request.request_id)
         end = request.num_computed_tokens + num_new_tokens
         if sequence is not None and end <= sequence.capacity:
@@ -302,6 +342,8 @@ class CacheManager:
             return
         if self._tier is not None:
             self._tier.stop_load(sequence, park=False)
+        if not sequence.hit_tokens:  # it ran
+            self.pins.renew(sequence.node)
         del self._sequences[sequence.serial]
         self._stand_on(sequence, 0)
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
@@ -319,19 +361,27 @@ class CacheManager:
         sequence = self._by_request[request.request_id]
         before = sequence.committed
         sequence.committed = num_computed
+        if sequence.hit_tokens:
+            self._count_hit(sequence, request)
         same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         if same_chunk and sequence.epoch == self._epoch and not before < len(request.prompt_ids) <= num_computed:
             return
         sequence.epoch = self._epoch
         self._fill(sequence, before)
         self._enter(sequence, request)
+        if request.cache.prefix_ttl_s is not None and before < len(request.prompt_ids) <= num_computed:
+            self._pin(sequence, request)
         if self._evictor.evict(sequence, request, self._settings):
             self._stand_on(sequence, 0)
         for recoder in self._recoders:
             recoder.advance(sequence)
 
     def drop_idle(self, *, host: bool = False) -> None:
-        """Give up all idle cached blocks on the device (what has a copy on the host stays cached there), or on both."""
+        """Give up all cached blocks on the device that no request holds, pinned ones too: for one that has no room even
+        alone. What has a copy on the host stays cached there, unless ``host``.
+        """
+        while self.pins.give_way():
+            pass
         for group, pool in enumerate(self._pools):
             pool.drop_all_idle()
             if host and pool.host is not None:
@@ -350,7 +400,6 @@ class CacheManager:
             tables,
             epoch=self._epoch,
             frontier=[0] * len(self.groups),
-            host_below=[0] * len(self.groups),
         )
         self._next_serial += 1
         self._sequences[sequence.serial] = self._by_request[request.request_id] = sequence
@@ -381,11 +430,44 @@ class CacheManager:
             node = self._prefix.child(parent, _ids(request, position, position + CHUNK_TOKENS))
             self._stand_on(sequence, node)
             sequence.chained += CHUNK_TOKENS
+            self._prefix.popularity.entered()
+            if not request.num_preemptions:
+                self._prefix.use(node)
             for group, table in enumerate(sequence.tables):
                 block = table.blocks[table.index_at(position)]
                 displaced = self._prefix.put(node, group, block, position, sequence.lossiest)
+                if block.nodes:
+                    self.lives.cached(block)
                 if displaced is not None:
-                    self._pools[group].settle(displaced)
+                    self._displace(group, displaced, block)
+
+    def _displace(self, group: int, old: Block, new: Block) -> None:
+        """A chunk's less lossy KV took the place of another's."""
+        new.floor = max(new.floor, old.floor, old.priority)  # what follows the old one follows the new one now
+        if not old.nodes:
+            self.lives.gone(old, DISPLACED)
+        self._pools[group].settle(old)
+
+    def _count_hit(self, sequence: CacheSequence, request: Request) -> None:
+        """The request has run with the prefix that it took up."""
+        matched, sequence.hit_tokens = sequence.hit_tokens, 0
+        if request.num_preemptions or not sequence.node:
+            return
+        for node in self._prefix.path_to(sequence.node):
+            self._prefix.use(node)
+        self.pins.renew(sequence.node)
+        for table in sequence.tables:
+            for block in table.blocks:
+                if block.first >= matched:
+                    break
+                if block.nodes:
+                    self.lives.reused(block)
+
+    def _pin(self, sequence: CacheSequence, request: Request) -> None:
+        """The prompt is complete: keep its whole chunks for a while, as a request that follows would find them."""
+        if sequence.use_prefix_cache and request.cache.prefix_ttl_s is not None:
+            match = self._match(request, request.prompt_ids)
+            self.pins.pin(request.request_id, match, request.cache.prefix_ttl_s, sequence.max_lossiness)
 
     def _stand_on(self, sequence: CacheSequence, node: int) -> None:
         old, sequence.node = sequence.node, node
@@ -673,15 +755,24 @@ class CacheManager:
         if self._tier is not None and settings.host_offload != old.host_offload:
             self._tier.set_enabled(settings.host_offload)
         self._epoch += 1
+        if settings.prefix_eviction != old.prefix_eviction:
+            self._use_prefix_policy()
         if (settings.kv_format, settings.block_size) != (old.kv_format, old.block_size):
             for recoder in self._recoders:
                 recoder.rescan(settings)
 
+    def _use_prefix_policy(self) -> None:
+        for group, pool in zip(self.groups, self._pools, strict=True):
+            name = self._settings.prefix_eviction
+            pool.use_policy(make_policy(name, self._prefix, pool.arena, group.window, self._parity_tokens))
+
     # -- readings -------------------------------------------------------------------------------------------------
 
     def usage(self) -> CacheUsage:
-        """Gauges; O(classes + sequences)."""
-        return read_usage(self._pools, self.layout, self._sequences.values(), self._settings.lossiness)
+        """Gauges; O(classes + sequences + pinned blocks). Pins whose time is over end here, as in every step."""
+        self.pins.expire()
+        requests = self._by_request.values()
+        return read_usage(self._pools, self.layout, requests, self._settings.lossiness, self.pins.idle_bytes())
 
     def resident(self) -> list[ResidentBytes]:
         """Allocated bytes and tokens by class; see :func:`engine.cache_readings.read_resident`."""
@@ -704,7 +795,7 @@ class CacheManager:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        """A deep copy of all state. Clock, event sink and counters are shared, not copied."""
+        """A deep copy of all state. Clock, event sink, counters and histograms are shared, not copied."""
         return copy.deepcopy(self.__dict__, self._shared())
 
     def restore(self, snapshot: Any) -> None:
@@ -712,7 +803,7 @@ class CacheManager:
         self.__dict__.update(copy.deepcopy(snapshot, self._shared()))
 
     def _shared(self) -> dict[int, Any]:
-        return {id(part): part for part in (self._clock, self._events, self.counters, self.groups)}
+        return {id(part): part for part in (self._clock, self._events, self.counters, self.lives, self.groups)}
 
 
 def _ids(request: Request, start: int, stop: int) -> list[int]:

@@ -16,10 +16,11 @@ from engine.clock import Clock
 from engine.core_stats import CoreStats, Distributions, LiveRequest
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.readings import progress, read_gauges
+from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import EngineStats, Gauges, Histogram
-from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState
+from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState, Veto
 from engine.tunables import TunableValues
 
 if TYPE_CHECKING:
@@ -83,13 +84,15 @@ class RequestDelta:
 @dataclass(frozen=True)
 class CoreOptions:
     """Fixed for the life of an engine. ``idle_recode_tokens``: KV recoded at a time while nothing runs; commands are
-    taken in between.
+    taken in between. ``recode_share``: of a step's time that recoding may take while requests run; 0 leaves the
+    scheduler's own budget alone.
     """
 
     model: str
     instance: str
     max_model_len: int
     idle_recode_tokens: int = 2048
+    recode_share: float = 0.0
 
 
 class EngineCore:
@@ -106,10 +109,11 @@ class EngineCore:
         options: CoreOptions,
         stats: CoreStats,
         probe: Callable[[Gauges], None] | None = None,
+        veto: Veto | None = None,
         mover: Mover | None = None,
     ) -> None:
-        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read. ``mover`` copies
-        between device and host memory, if the cache has a host tier.
+        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read. ``veto`` may
+        refuse a change of a tunable. ``mover`` copies between device and host memory, if the cache has a host tier.
         """
         self._scheduler = scheduler
         self._cache = cache
@@ -119,12 +123,13 @@ class EngineCore:
         self._stats = stats
         self._probe = probe
         self._mover = mover
-        self._tunables = TunableState(values, clock.now_ns())
+        self._tunables = TunableState(values, clock.now_ns(), veto)
         self._live: dict[str, LiveRequest] = {}
         self._stuck_steps = 0
         self._was_empty = False  # the last plan, although requests wait
         self._failures_in_a_row = 0
         self._recode_due = True
+        self._pacer = RecodePacer(options.recode_share) if options.recode_share else None
         self.broken: str | None = None  # why no step will be tried again
 
     @property
@@ -200,6 +205,8 @@ class EngineCore:
             return []
         begin_ns, recoded_ns = self._clock.now_ns(), self._stats.counters.recode_time_ns
         self._was_empty = False
+        if self._pacer is not None:
+            self._scheduler.set_recode_budget(self._pacer.budget_tokens())
         try:
             self._receive()
             plan = self._scheduler.schedule()
@@ -212,8 +219,7 @@ class EngineCore:
             self._was_empty = True
             return self._resolve_stuck(plan)
         self._stuck_steps = 0
-        # Recoding has a time of its own: the step's begins so much later.
-        return self._execute(plan, begin_ns + self._stats.counters.recode_time_ns - recoded_ns)
+        return self._execute(plan, begin_ns, recoded_ns)
 
     def background(self) -> None:
         """Recode and copy while no request runs; ``has_background_work`` tells afterwards whether there is more."""
@@ -267,11 +273,17 @@ class EngineCore:
         self._stats.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         return plan
 
-    def _execute(self, plan: StepPlan, begin_ns: int) -> list[RequestDelta]:
+    def _execute(self, plan: StepPlan, begin_ns: int, recoded_ns: int) -> list[RequestDelta]:
+        """``begin_ns``, ``recoded_ns``: the time, and the time spent recoding so far, when the step began.
+
+        Recoding has a time of its own: the step's begins so much later.
+        """
+        counters = self._stats.counters
+        scheduled_ns = begin_ns + counters.recode_time_ns - recoded_ns
         live = [self._live[sequence.request.request_id] for sequence in plan.sequences]
         for record in live:
             if not record.is_scheduled:
-                self._stats.scheduled(record, begin_ns)
+                self._stats.scheduled(record, scheduled_ns)
         try:
             outputs = self._runner.execute(plan, self._cache) if plan.sequences else []
             now_ns = self._clock.now_ns()
@@ -283,10 +295,15 @@ class EngineCore:
         deltas = self._deltas(outputs, finished, now_ns)
         if plan.sequences:
             self._failures_in_a_row = 0
-            self._stats.step(plan, live, self._clock.now_ns() - begin_ns)
+            recode_ns = counters.recode_time_ns - recoded_ns
+            step_ns = self._clock.now_ns() - begin_ns - recode_ns
+            self._stats.step(plan, live, step_ns)
+            if self._pacer is not None:
+                tokens = max((batch.num_tokens for batch in plan.recodes), default=0)
+                self._pacer.observe(step_ns, recode_ns, tokens)
             work = self._runner.last_work
-            self._stats.counters.kv_bytes_read += work.kv_bytes_read
-            self._stats.counters.kv_bytes_written += work.kv_bytes_written
+            counters.kv_bytes_read += work.kv_bytes_read
+            counters.kv_bytes_written += work.kv_bytes_written
             if work.host_bytes_read:
                 self._cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         return deltas
@@ -452,4 +469,17 @@ class EngineCore:
 
     def distributions(self) -> Distributions:
         """The metrics page's histograms; a copy."""
-        return self._stats.distributions.copy()
+        return replace(self._stats.distributions, blocks=self._cache.lives).copy()
+
+    # Pinned prefixes
+
+    def pins_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/pins``."""
+        pins = self._cache.pins
+        pins.expire()
+        return {"pins": pins.to_json(), "bytes": pins.num_bytes(), "max_bytes": pins.max_bytes}
+
+    def unpin(self, pin_id: int | None) -> int:
+        """End one pin, or all; returns how many that were. What they kept stays cached until room is needed."""
+        self._recode_due = True
+        return self._cache.pins.unpin(pin_id)

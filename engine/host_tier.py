@@ -345,7 +345,7 @@ class HostTier:
         self._pools[group].settle(block)
 
     def _rename(self, group: int, old: Block, new: Block) -> None:
-        new.filled, new.last_used = old.filled, old.last_used
+        self._pools[group].take_place(new, old)
         for serial in list(old.holders):
             table = self._sequences[serial].tables[group]
             index = table.index_from(old.first)
@@ -439,7 +439,10 @@ class HostTier:
                 if target is None:
                     self._shadows_blocked_at[group] = self._hosts[group].version
                     break
-                yield group, block, target
+                if block in pool.idle:
+                    yield group, block, target
+                else:
+                    self._hosts[group].settle(target)  # making room there has cost the block the start of its prefix
 
     def _may_leave(self, group: int, block: Block) -> bool:
         alive = self._pools[group].blocks.get(block.offset) is block
@@ -487,14 +490,12 @@ class HostTier:
         is_dispensable = self._is_dispensable(group, block)
         wanted = is_dispensable or (self.enabled and bool(block.holders or block.nodes))
         if wanted and not self._grows(group, block):
-            shadow.filled, shadow.last_used = block.filled, block.last_used
+            pool.take_place(shadow, block)
             pool.link(block, shadow)
         pool.settle(shadow)
         if is_dispensable:
             self.demote(group, block)
             return
-        if not block.holders and block.nodes:
-            pool.adopt_age(block, (block,))
         pool.settle(block)
         if block.holders or block.nodes:
             self._recoders[group].consider(block)
@@ -630,9 +631,9 @@ class HostTier:
     def check_integrity(self) -> None:
         """Raises IntegrityError if a running sequence has blocks on the host that are not to be streamed."""
         for sequence in self._sequences.values():
-            if sequence.is_parked or sequence.serial in self._loads:
+            if sequence.is_parked or sequence.serial in self._loads or sequence.serial < 0:  # pins never run
                 continue
-            for group, table in enumerate(sequence.tables):
+            for table in sequence.tables:
                 for block in table.blocks:
                     is_streamed = block.is_sealed and sequence.serial in self._streaming
                     if block.tier == HOST and not is_streamed:

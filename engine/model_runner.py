@@ -130,9 +130,13 @@ class ModelRunner:
         waited = self._streamer.take_wait_ns() if self._streamer is not None else 0
         self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written, inputs.host_bytes_read, waited)
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
+        self._read_out(inputs, hidden, outputs)
+        return [outputs[id(sequence)] for sequence in plan.sequences]
+
+    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
+        """From hidden states [tokens, hidden] to what each sequence reports, by ``id`` of the sequence."""
         self._sample(inputs, hidden, outputs)
         self._score_prompts(inputs, hidden, outputs)
-        return [outputs[id(sequence)] for sequence in plan.sequences]
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
         sampling = [

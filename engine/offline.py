@@ -19,6 +19,7 @@ from engine.links import EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel
 from engine.model_runner import KernelOps, ModelRunner
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
+from engine.prefix_policy import parity_tokens
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
 from engine.streaming import EmulatedStreamer
@@ -65,13 +66,16 @@ class OfflineEngine:
         seed: int = 0,
         ops: KernelOps | None = None,
         clock: Clock | None = None,
+        max_chunk_tokens: int | None = None,
+        new_runner: Callable[..., ModelRunner] = ModelRunner,
         host_pool_bytes: int = 0,
         link: HostLink | None = None,
         staging_bytes: int = 0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """``values``: tunables that differ from their defaults. ``sync_recode``: recode all that is due at every
-        step, so that output depends on nothing but the requests and the settings. ``host_pool_bytes`` behind an
+        step, so that output depends on nothing but the requests and the settings. ``max_chunk_tokens``: most tokens of
+        one prompt in one step. ``new_runner`` is called as :class:`ModelRunner` is. ``host_pool_bytes`` behind an
         emulated ``link`` make a host tier, from which blocks may be streamed through ``staging_bytes`` beside the pool;
         ``pause`` (seconds) is called when nothing can be done before a copy ends.
 
@@ -90,6 +94,7 @@ class OfflineEngine:
                 watermark=0.0,
                 clock=clock,
                 events=NullSink(),
+                parity_tokens=parity_tokens(loaded.config.hidden_size),
                 host_pool_bytes=host_pool_bytes,
                 link=link,
                 staging_bytes=staging_bytes,
@@ -105,9 +110,10 @@ class OfflineEngine:
             counters=self.cache.counters,
             eos_token_ids=loaded.eos_token_ids,
             sync_recode=sync_recode,
+            max_chunk_tokens=max_chunk_tokens,
         )
         arena_bytes = [self.cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
-        self.runner = ModelRunner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
+        self.runner = new_runner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
         self.mover: Mover | None = None
         self.streamer: EmulatedStreamer | None = None
         if host_pool_bytes and link is not None:
@@ -162,6 +168,12 @@ class OfflineEngine:
                 return plan
             raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
         return plan
+
+    def settle(self) -> None:
+        """Recode all that is due, now: a step of ``sync_recode`` still reads what it recodes as it was before."""
+        while batches := self.cache.plan_recodes(0, sync=True):
+            self.runner.recode(batches)
+            self.cache.finish_recodes(batches)
 
     def run(self, after_step: Callable[[StepPlan], None] | None = None) -> None:
         """Step until nothing is left. ``after_step`` sees every plan and may change tunables or add prompts."""

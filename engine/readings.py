@@ -29,6 +29,8 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
         loading=len(scheduler.loading),
         host_link_bytes_per_s=cache.link.in_bytes_per_s if cache.link is not None else None,
         host_link_is_emulated=cache.link.is_emulated if cache.link is not None else None,
+        kv_pinned_bytes=usage.pinned_bytes,
+        prefix_pins=len(cache.pins),
         resident=cache.resident(),
         converged_fraction=cache.converged_fraction(),
         held_below_format_bytes=usage.held_below_format_bytes,

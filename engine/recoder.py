@@ -55,15 +55,22 @@ class Recoder:
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
+        self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
 
     # -- what should be converted ---------------------------------------------------------------------------------
 
     def target_class(self, block: Block) -> BlockClass:
         """The class that a block should have, whatever its neighbours allow."""
-        lossiness = self.settings.lossiness
-        if self.num_floored:
-            lossiness = min([lossiness, *(self.sequences[holder].max_lossiness for holder in block.holders)])
-        kind = _BY_LOSSINESS[max(lossiness, block.block_class.lossiness)]
+        if self.num_floored and block.holders:
+            floor = min(self.sequences[holder].max_lossiness for holder in block.holders)
+            return self._target_of(block.block_class, min(self.settings.lossiness, floor))
+        target = self._targets.get(block.block_class)
+        if target is None:
+            target = self._targets[block.block_class] = self._target_of(block.block_class, self.settings.lossiness)
+        return target
+
+    def _target_of(self, block_class: BlockClass, lossiness: int) -> BlockClass:
+        kind = _BY_LOSSINESS[max(lossiness, block_class.lossiness)]
         return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
 
     def consider(self, block: Block) -> None:
@@ -95,6 +102,7 @@ class Recoder:
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
         self.settings = settings
+        self._targets.clear()
         self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):

@@ -37,6 +37,7 @@ from engine.events import (
 )
 from engine.formats import lossiness_of
 from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
+from engine.prefix_pins import MAX_TTL_S
 from engine.request import FinishReason, Request, RequestStatus
 from engine.stats import Counters
 from engine.tunables import TunableValues, parse_change
@@ -56,7 +57,8 @@ class Scheduler:
 
     Per step: ``plan = schedule()``, the executor runs it, ``update(plan, outputs)``. ``max_model_len`` counts prompt
     and output tokens; ``max_waiting`` bounds requests that never ran. ``counters`` (shared with the core) get
-    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps.
+    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps;
+    of the times, that of planning and swapping recodes.
     """
 
     def __init__(
@@ -72,8 +74,11 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         recode_tokens_per_step: int = 0,
         sync_recode: bool = False,
+        max_chunk_tokens: int | None = None,
     ) -> None:
-        """Who recodes: with ``recode_tokens_per_step`` > 0 every plan brings conversions within that budget, with
+        """``max_chunk_tokens``: most tokens of one sequence in one step, within the budget that they share.
+
+        Who recodes: with ``recode_tokens_per_step`` > 0 every plan brings conversions within that budget, with
         ``sync_recode`` all that are eligible, so that output depends on no schedule; the executor runs them before the
         plan's sequences and ``update`` swaps them. By default plans bring none, and the caller runs
         ``cache.plan_recodes`` and ``finish_recodes`` between steps itself.
@@ -87,6 +92,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._recode_tokens = recode_tokens_per_step
         self._sync_recode = sync_recode
+        self._max_chunk = max_chunk_tokens
         self._values = dict(values)
         self._max_batched, self._max_seqs = _limits(values)
         self._requests: dict[str, Request] = {}
@@ -161,6 +167,11 @@ class Scheduler:
             lossiness_of(request.cache.kv_format_floor)
         except ValueError as error:
             raise AdmissionError("invalid", str(error).replace("kv_format ", "kv_format_floor ", 1)) from error
+        ttl_s = request.cache.prefix_ttl_s
+        if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+            raise AdmissionError("invalid", f"prefix_ttl_s is in seconds, above 0 and up to {MAX_TTL_S:g}, got {ttl_s}")
+        if ttl_s is not None and not request.cache.use_prefix_cache:
+            raise AdmissionError("invalid", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
         if prompt + min(most, 1) > self.max_model_len:
             raise AdmissionError(
                 "too_long", f"the prompt has {prompt} tokens; with output at most {self.max_model_len} fit the model"
@@ -220,6 +231,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step, with slots allocated and recodes planned. Every plan, empty ones too, goes to ``update``."""
+        self.cache.pins.expire()
         step = _Step(self._max_batched)
         for request in [request for request in self._loading if self.cache.is_loaded(request)]:
             self._loading.remove(request)
@@ -245,7 +257,9 @@ class Scheduler:
                 pass
         recodes: tuple[RecodeBatch, ...] = ()
         if self._sync_recode or self._recode_tokens:
+            begin_ns = self._clock.now_ns()
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
+            self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
         if not plan.is_empty:
             self._report(plan)
@@ -253,7 +267,7 @@ class Scheduler:
 
     def _continue(self, request: Request, step: _Step) -> None:
         """Schedule a running request, at the expense of younger ones if the pool is full."""
-        num_tokens = min(_remaining(request), step.budget)
+        num_tokens = self._chunk(request, step)
         while not self.cache.allocate(request, num_tokens):
             if self._loading:
                 self._stop_loading(self._loading[-1])
@@ -363,6 +377,7 @@ class Scheduler:
             return False
         if self.cache.is_parked(request):
             return self._resume(request)
+        is_idle = not self._num_active and not self.cache.num_transfers
         request.num_computed_tokens = self.cache.match_prefix(request)
         if self._fits(request):
             if self.cache.needs_load(request):
@@ -370,13 +385,16 @@ class Scheduler:
                     self._take_from(queue)
                     self._wait_for_load(request, was_parked=False)
                     return True
-            elif self._allocate_first(request, step):
+                if is_idle:  # there will never be room for it as it is stored: compute it
+                    self.cache.free(request)
+                    request.num_computed_tokens = self.cache.match_prefix(request, on_device=True)
+            if not self.cache.needs_load(request) and self._allocate_first(request, step):
                 self._take_from(queue)
                 self._start(request)
                 return True
         self.cache.free(request)
         request.num_computed_tokens = 0
-        if not self._num_active and not self.cache.num_transfers and self._lose_parked():
+        if is_idle and self._lose_parked():
             return True
         # Read again: taking up and letting go of a prefix counts as new room.
         self._blocked_at = (self.cache.room_version, self._num_active)
@@ -441,18 +459,22 @@ class Scheduler:
         return needed + self.cache.missing_tokens(request) <= self.cache.room_tokens()
 
     def _allocate_first(self, request: Request, step: _Step) -> bool:
-        num_tokens = min(_remaining(request), step.budget)
-        done = self.cache.allocate(request, num_tokens)
+        num_tokens = self._chunk(request, step)
+        done = self.cache.allocate(request, num_tokens, end_pins=not self._running)
         if not done and not self._running:
             # Alone: what is cached must not stand in the way, not even the request's own prefix.
             self.cache.free(request)
             self.cache.drop_idle()
             request.num_computed_tokens = 0
-            num_tokens = min(_remaining(request), step.budget)
+            num_tokens = self._chunk(request, step)
             done = self.cache.allocate(request, num_tokens)
         if done:
             step.add(request, num_tokens)
         return done
+
+    def _chunk(self, request: Request, step: _Step) -> int:
+        most = min(_remaining(request), step.budget)
+        return most if self._max_chunk is None else min(most, self._max_chunk)
 
     def _report(self, plan: StepPlan) -> None:
         decodes = sum(sequence.is_decode for sequence in plan.sequences)
@@ -496,7 +518,10 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason)
                 finished.append(request)
-        self.cache.finish_recodes(plan.recodes)
+        if plan.recodes:
+            begin_ns = self._clock.now_ns()
+            self.cache.finish_recodes(plan.recodes)
+            counters.recode_time_ns += self._clock.now_ns() - begin_ns
         counters.steps += bool(plan.sequences)
         return finished
 
@@ -531,6 +556,10 @@ class Scheduler:
         self.counters.recomputed_tokens += again
         if output is not None and again:
             del output.prompt_logprobs[:again]
+
+    def set_recode_budget(self, tokens: int) -> None:
+        """``recode_tokens_per_step`` from now on."""
+        self._recode_tokens = tokens
 
     def cancel(self, plan: StepPlan) -> None:
         """The executor failed on this plan: planned recodes are dropped and its sequences stay as they were."""

@@ -96,6 +96,9 @@ class Counters:
     recompute_time_ns: int = 0
     prefix_cache_queries: int = 0  # tokens, counted once per request at admission
     prefix_cache_hits: int = 0  # tokens
+    prefix_pins_made: int = 0  # prefixes pinned
+    prefix_pins_refused: int = 0  # beyond the cap: the request ran unpinned
+    prefix_pins_broken: int = 0  # ended early for a request that ran alone and had no other room
     recoded_tokens: int = 0
     recoded_blocks: int = 0
     evicted_tokens: int = 0
@@ -145,6 +148,8 @@ class Gauges:
     loading: int = 0  # admitted requests that wait for KV from the host
     host_link_bytes_per_s: float | None = None  # from the host; None without a host tier
     host_link_is_emulated: bool | None = None  # a configured rate on a machine without a GPU: no device was measured
+    kv_pinned_bytes: int = 0  # those of them that pins keep
+    prefix_pins: int = 0
     resident: list[ResidentBytes] = field(default_factory=list)
     converged_fraction: float = 1.0  # share of resident quantisable bytes already in the class they should have
     held_below_format_bytes: int = 0  # stored lossier than the current kv_format asks for

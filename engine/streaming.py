@@ -130,7 +130,7 @@ class Streamer(Protocol):
         ...
 
     def layer(self, group: int, layer: int) -> None:
-        """A layer's attention comes next: see that its tiles are there, set its offsets, start the next layer's copy."""
+        """A layer's attention comes next: see that its tiles are there, set their offsets, start the next copy."""
         ...
 
     def take_wait_ns(self) -> int:

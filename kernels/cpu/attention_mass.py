@@ -13,7 +13,7 @@ from kernels.cpu.gather import gather_heads, stored_positions
 from kernels.layout import CHUNK_TOKENS, KVShape
 from kernels.table import TableView
 
-_SCORE_BYTES = 32 << 20  # of one slice of queries; bounds memory at long contexts
+_SCORE_BYTES = 1 << 20  # of one slice of queries: bounds memory at long contexts, and stays in a core's cache
 
 
 def attention_mass(
@@ -42,12 +42,12 @@ def attention_mass(
         first = firsts[sequence] + begin - start
         low = max(0, first - window + 1) if window > 0 else 0
         positions = stored_positions(entries, low)
-        queries = query[begin:stop].to(torch.float32)
+        queries = query[begin:stop].to(torch.float32) * scale
         for head in range(shape.num_kv_heads):
             keys, _ = gather_heads(
                 arena, shape, query.dtype, layer, range(head, head + 1), entries, low, len(positions), with_values=False
             )
-            shares = _shares(queries, keys[0], head, shape.num_kv_heads, first, positions, scale, window)
+            shares = _shares(queries, keys[0], head, shape.num_kv_heads, first, positions, window)
             spread = shares.new_zeros(chunks * CHUNK_TOKENS)
             covered = positions < len(spread)
             spread[positions[covered]] = shares[covered]
@@ -61,10 +61,9 @@ def _shares(
     kv_heads: int,
     first: int,
     positions: torch.Tensor,
-    scale: float,
     window: int,
 ) -> torch.Tensor:
-    """Share of attention per key [tokens, head_dim], averaged over queries [n, heads, head_dim] and the heads of one.
+    """Share of attention per key [tokens, head_dim], averaged over scaled queries [n, heads, head_dim].
 
     The first query is at position ``first``, the keys are at ``positions``; float32 [tokens].
     """
@@ -76,7 +75,7 @@ def _shares(
         part = rows[start : start + at_once]
         distance = torch.arange(first + start, first + start + len(part))[:, None] - positions[None, :]
         hidden = (distance < 0) | (distance >= window) if window > 0 else distance < 0
-        scores = torch.matmul(part.transpose(0, 1), key.T) * scale
+        scores = torch.matmul(part.transpose(0, 1), key.T)
         weights = torch.softmax(scores.masked_fill_(hidden, -torch.inf), dim=-1)
         # A query that sees nothing has no share to give; its softmax is NaN.
         weights.masked_fill_(hidden.all(dim=-1)[None, :, None], 0)

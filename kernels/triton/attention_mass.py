@@ -174,7 +174,7 @@ def _mass_shares_kernel(
 def totals_constants(shape: KVShape, group: int) -> dict[str, Any]:
     """Compile-time constants of the first pass (also for ahead-of-time compilation).
 
-    32 rows at most: with the 64 of prefill, ptxas spills a few bytes (sm_80, sm_100) although registers are free.
+    32 rows at most: prefill's 64 made ptxas spill a few bytes on sm_80 and sm_100.
     """
     constants = prefill_constants(shape, group)
     rows = int(max(min(constants["ROWS"], 32), triton.next_power_of_2(group)))

@@ -169,7 +169,8 @@ def recode_jobs(
     kv[:, :, :, 0, 1] = 3.5
     kv[:, :, 5] = -100.0
     sources, offset = {}, 1
-    arena = torch.full((shape.block_bytes(NATIVE, 32) * 30 + OFFSET_UNIT,), 255, dtype=torch.uint8)
+    most = len(FORMATS) * (len(FORMATS) + 3) // 2  # one block per format, and one per pair
+    arena = torch.full((shape.block_bytes(NATIVE, 64) * most + OFFSET_UNIT,), 255, dtype=torch.uint8)
     for kv_format in FORMATS:
         _fill_block(arena, shape, kv_format, offset, kv, 0, 64)
         sources[kv_format.code] = offset

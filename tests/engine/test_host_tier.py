@@ -321,9 +321,7 @@ def test_what_is_streamed_fits_the_buffers() -> None:
     most = 0
     while world.scheduler.has_work:
         world.step()
-        tiles = sum(
-            entry.on_host for request in world.scheduler.running for entry in world.cache.entries(request, 0)
-        )
+        tiles = sum(entry.on_host for request in world.scheduler.running for entry in world.cache.entries(request, 0))
         most = max(most, tiles)
         assert tiles * 768 <= world.cache.stream_buffers[0]
     assert most > 10

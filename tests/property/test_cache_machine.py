@@ -73,11 +73,19 @@ class CacheMachine(RuleBasedStateMachine):
         evictable=st.booleans(),
         cached=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from(["", "", "s"]),
+        ttl=st.sampled_from([None, None, 0.05, 1.0, 100.0]),
     )
     def add(self, which: int, shared: int, own: int, max_tokens: int, **policy: Any) -> None:
         prompt = PROMPTS[which][:shared] + ids(1000 + self.added, own)
         self.added += 1
-        names = {"floor": "kv_format_floor", "evictable": "allow_eviction", "cached": "use_prefix_cache"}
+        if not policy.get("cached", True):
+            policy.pop("ttl", None)
+        names = {
+            "ttl": "prefix_ttl_s",
+            "floor": "kv_format_floor",
+            "evictable": "allow_eviction",
+            "cached": "use_prefix_cache",
+        }
         try:
             self.world.add(prompt, max_tokens, **{names.get(k, k): v for k, v in policy.items()})
         except AdmissionError as error:
@@ -161,6 +169,25 @@ class CacheMachine(RuleBasedStateMachine):
         for request_id in self.world.cache.cancel_transfers([transfer.number for _, transfer in pending]):
             self.world.scheduler.fail_load(request_id)
 
+    @rule(policy=st.sampled_from(["lru", "lfu", "cost"]))
+    def switch_prefix_policy(self, policy: str) -> None:
+        cached = self.world.cache.usage().cached_bytes
+        self.world.apply(prefix_eviction=policy)
+        assert self.world.cache.usage().cached_bytes == cached
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 200.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.clock.advance_s(seconds)
+        self.world.cache.pins.expire()
+        assert all(row["expires_in_s"] > 0 for row in self.world.cache.pins.to_json())
+
+    @rule(pick=st.integers(0, 20), everything=st.booleans())
+    def unpin(self, pick: int, everything: bool) -> None:
+        pins = self.world.cache.pins
+        rows = pins.to_json()
+        if rows:
+            assert pins.unpin(None if everything else rows[pick % len(rows)]["id"]) == (len(rows) if everything else 1)
+
     @rule()
     def snapshot(self) -> None:
         snapshot = self.world.scheduler.snapshot()
@@ -172,6 +199,10 @@ class CacheMachine(RuleBasedStateMachine):
     def is_whole(self) -> None:
         if hasattr(self, "world"):
             self.world.check()
+            pins = self.world.cache.pins
+            assert pins.max_bytes >= pins.num_bytes() >= sum(pins.idle_bytes())
+            lives = self.world.cache.lives
+            assert sum(lives.lifetime.counts) == sum(lives.idle.counts) == sum(lives.dropped.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

@@ -91,6 +91,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
         (["--threads", "100000"], "1024"),
         (["--max-waiting", "0"], "at least 1"),
         (["--recode-budget", "-1"], "at least 0"),
+        (["--prefix-pin-share", "1.5"], "0 to 1"),
         (["--grace", "-1"], "--grace"),
         (["--grace", "nan"], "--grace nan"),
         (["--grace", "inf"], "86400"),
