@@ -22,7 +22,7 @@ REASONS: Final = {
     ROOM: "given up for room",
     UNPINNED: "given up for room once its pin had ended, and before anyone used it again",
     ORPHANED: "of no use after the start of its prefix went",
-    DISPLACED: "less lossy KV of the same tokens took its place",
+    DISPLACED: "less lossy KV of the same tokens, or equal KV nearer, took its place",
     CLEARED: "the whole cache was given up for a lone request",
 }
 

@@ -152,7 +152,9 @@ class BlockTable:
         if self.hidden:
             return [self._entry(*run, end) for run in self._kept_runs()[start:]]
         return [
-            Entry(block.offset, block.block_class.format.code, block.first, min(stop, end) - block.first)
+            Entry(
+                block.offset, block.block_class.format.code, block.first, min(stop, end) - block.first, block.tier > 0
+            )
             for block, stop in zip(self.blocks[start:], self.stops[start:], strict=True)
         ]
 
@@ -160,7 +162,7 @@ class BlockTable:
         block = self.blocks[index]
         kind = block.block_class.format
         offset = block.offset + (start - block.first) // kind.tile_tokens * self._tile_units.get(kind.name, 0)
-        return Entry(offset, kind.code, start, min(stop, end) - start)
+        return Entry(offset, kind.code, start, min(stop, end) - start, block.tier > 0)
 
     def slot_runs(self, start: int, num_tokens: int) -> list[tuple[int, int, int]]:
         """(block offset, first token index in the block, tokens) for positions ``start .. + num_tokens``."""

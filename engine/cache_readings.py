@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.chunks import chunk_mask, num_tokens
-from engine.formats import BlockClass
+from engine.formats import OFFSET_UNIT, BlockClass
 from engine.memory_model import GroupSpec, PoolLayout
+from engine.pool_block import DEVICE
 from engine.stats import ResidentBytes
 
 
@@ -22,6 +23,7 @@ class CacheUsage:
     ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
     ``evicted_tokens``: of these, those that eviction dropped, in the layer group that lost most. ``hidden_bytes``: held
     blocks' share that every holder has dropped, which waits to be split off.
+    ``host_*``: the same of the host tier, where copies of blocks that are on the device too count as cached.
     """
 
     kv_usage: float
@@ -33,6 +35,9 @@ class CacheUsage:
     held_below_format_bytes: int
     evicted_tokens: int
     hidden_bytes: int
+    host_pool_bytes: int = 0
+    host_used_bytes: int = 0
+    host_cached_bytes: int = 0
 
 
 def read_usage(
@@ -56,38 +61,43 @@ def read_usage(
         if block_class.lossiness > lossiness
     )
     cached = sum(pool.idle.num_bytes for pool in pools) + sum(pinned)
+    hosts = [pool.host for pool in pools if pool.host is not None]
+    host_cached = sum(host.idle.num_bytes for host in hosts)
     return CacheUsage(
         kv_usage=min(1.0, max(shares)),
         pool_bytes=layout.total_bytes,
         used_bytes=sum(pool.resident_bytes for pool in pools) - cached,
         cached_bytes=cached,
         pinned_bytes=sum(pinned),
-        resident_tokens=sum(sequence.committed for sequence in sequences),
+        resident_tokens=sum(sequence.committed for sequence in sequences if not sequence.is_parked),
         held_below_format_bytes=below,
-        evicted_tokens=sum(sequence.num_dropped_tokens for sequence in sequences),
+        evicted_tokens=sum(sequence.num_dropped_tokens for sequence in sequences if not sequence.is_parked),
         hidden_bytes=sum(_hidden_bytes(group, pool, sequences) for group, pool in enumerate(pools)),
+        host_pool_bytes=sum(host.arena.num_slabs * host.arena.slab_units * OFFSET_UNIT for host in hosts),
+        host_used_bytes=sum(host.resident_bytes for host in hosts) - host_cached,
+        host_cached_bytes=host_cached,
     )
 
 
-def _hidden_bytes(group: int, pool: BlockPool, sequences: Iterable[CacheSequence]) -> int:
+def _hidden_bytes(group: int, pool: BlockPool, sequences: Collection[CacheSequence]) -> int:
+    """Of blocks on the device. A block that a pin or another sequence keeps whole loses nothing."""
     kept: dict[int, int] = {}
     for sequence in sequences:
         table = sequence.tables[group]
-        if table.hidden:
-            for index, block in enumerate(table.blocks):
-                kept[block.offset] = kept.get(block.offset, 0) | table.kept(index)
-    total = 0
+        for index, block in enumerate(table.blocks if table.hidden else ()):
+            if block.tier == DEVICE and table.kept(index) != chunk_mask(block.first, table.stops[index]):
+                kept[block.offset] = 0
     for sequence in sequences if kept else ():
         table = sequence.tables[group]
-        for index, block in enumerate(table.blocks if not table.hidden else ()):
-            if block.offset in kept:
+        for index, block in enumerate(table.blocks):
+            if block.tier == DEVICE and block.offset in kept:
                 kept[block.offset] |= table.kept(index)
+    total = 0
     for offset, chunks in kept.items():
         block = pool.blocks[offset]
-        if min(block.holders) < 0:
-            continue  # a pin keeps all of it
-        lost = block.filled - num_tokens(chunks & chunk_mask(block.first, block.first + block.filled))
-        total += lost * pool.arena.block_bytes(block.block_class) // block.size
+        if min(block.holders) >= 0:
+            lost = block.filled - num_tokens(chunks & chunk_mask(block.first, block.first + block.filled))
+            total += lost * pool.arena.block_bytes(block.block_class) // block.size
     return total
 
 

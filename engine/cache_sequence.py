@@ -20,15 +20,23 @@ class CacheSettings:
     eviction: str
     keep_tokens: int
     prefix_eviction: str
+    host_offload: bool
 
     @classmethod
     def parse(cls, values: TunableValues) -> CacheSettings:
         """The cache's share of all tunables."""
-        kv_format, block_size, eviction, keep_tokens, prefix_eviction = (
-            parse_change(name, values[name])
-            for name in ("kv_format", "block_size", "eviction", "keep_tokens", "prefix_eviction")
+        names = ("kv_format", "block_size", "eviction", "keep_tokens", "prefix_eviction", "host_offload")
+        kv_format, block_size, eviction, keep_tokens, prefix_eviction, offload = (
+            parse_change(name, values[name]) for name in names
         )
-        return cls(str(kv_format), parse_block_size(block_size), str(eviction), int(keep_tokens), str(prefix_eviction))
+        return cls(
+            str(kv_format),
+            parse_block_size(block_size),
+            str(eviction),
+            int(keep_tokens),
+            str(prefix_eviction),
+            offload == "on",
+        )
 
     @property
     def lossiness(self) -> int:
@@ -55,8 +63,10 @@ class CacheSequence:
     has been computed over so far. ``node``/``chained``: prefix node reached, after how many tokens (0: none, or the
     sequence is not entered in the prefix cache). ``frontier``: per group, up to where blocks were considered for
     recoding. ``epoch``: settings under which it was last looked at. ``hit_tokens``: those of a prefix hit that is not
-    yet counted as a use. ``scores``: per group, what attention its chunks attracted, while that was observed.
-    ``dropped``: per group, the chunks that eviction took, as a mask.
+    yet counted as a use. ``is_parked``: preempted with its KV kept, which may move to the host. ``host_below``: per
+    group, the position below which its full blocks may lie on the host while it runs; all 0 unless it ``streams``.
+    ``scores``: per group, what attention its chunks attracted, while that was observed. ``dropped``: per group, the
+    chunks that eviction took, as a mask.
     """
 
     serial: int
@@ -77,6 +87,16 @@ class CacheSequence:
     frontier: list[int] = field(default_factory=list)
     scores: list[ChunkScores] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    is_parked: bool = False
+    host_below: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.host_below = self.host_below or [0] * len(self.tables)
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may run with blocks on the host."""
+        return any(self.host_below)
 
     @property
     def is_pin(self) -> bool:

@@ -26,7 +26,8 @@ def _nothing_before(_block: Block) -> Block | None:
 class IdleBlocks:
     """The idle blocks of one pool with their counts by slab and class. Chooses who goes first; frees nothing itself.
 
-    ``before(block)``: the cached block without which a cached block is of no use, if any.
+    ``before(block)``: the cached block without which a cached block is of no use, if any. It may belong to the other
+    tier: both tiers of a group share one policy, so that what goes first is the same order on both.
     """
 
     def __init__(self, arena: Arena, before: Callable[[Block], Block | None] = _nothing_before) -> None:
@@ -35,6 +36,7 @@ class IdleBlocks:
         self._arena = arena
         self._before = before
         self._policy: PrefixPolicy = Lru()
+        self._other: IdleBlocks | None = None
         self._arrivals = 0
         self._keys: dict[int, _Key] = {}  # offset -> its valid entry
         self._heaps: dict[BlockClass, list[tuple[_Key, int]]] = {}  # of (key, offset)
@@ -48,13 +50,24 @@ class IdleBlocks:
         self._whole_slabs: dict[BlockClass, int] = {}
 
     def __contains__(self, block: Block) -> bool:
-        return block.offset in self.blocks
+        return self.blocks.get(block.offset) is block
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __iter__(self) -> Iterator[Block]:
         return iter(list(self.blocks.values()))
+
+    def join(self, other: IdleBlocks) -> None:
+        """Two tiers of one group."""
+        self._other, other._other = other, self
+        self._policy = other._policy
+
+    def _owner(self, block: Block) -> IdleBlocks | None:
+        """Whose idle block it is; None while it is held or free."""
+        if block in self:
+            return self
+        return self._other if self._other is not None and block in self._other else None
 
     def add(self, block: Block) -> None:
         """The last holder let go of a cached block."""
@@ -77,21 +90,37 @@ class IdleBlocks:
 
     def rank(self, block: Block) -> None:
         """Give a block the priority that it has from now on, before it is added; the last use comes first."""
-        for raised in self._rank(block):
-            self._push(raised)
-            self._recount(self._arena.slab_of(raised.offset))
+        self._enter(self._rank(block))
+
+    def catch_up(self, block: Block) -> None:
+        """A block was out of sight for a conversion or a copy, and is about to be added: what was ranked after it since
+        may have raised its floor.
+        """
+        if self._policy.is_chained and block.floor > block.priority:
+            block.priority = block.floor
+            self._enter(self._raise_before(block))
+
+    def _enter(self, blocks: Iterable[Block]) -> None:
+        for raised in blocks:
+            owner = self._owner(raised)
+            if owner is not None:
+                owner._push(raised)  # noqa: SLF001 - of the same class
+                owner._recount(owner._arena.slab_of(raised.offset))  # noqa: SLF001
 
     def _rank(self, block: Block) -> list[Block]:
         """Give a block its priority; returns idle ones before it that must go later than they would have."""
         block.priority = self._policy.priority(block)
-        raised: list[Block] = []
         if not self._policy.is_chained:
-            return raised
+            return []
         block.priority = max(block.priority, block.floor)
+        return self._raise_before(block)
+
+    def _raise_before(self, block: Block) -> list[Block]:
+        raised: list[Block] = []
         before = self._before(block)
         while before is not None and before.floor < block.priority:
             before.floor = block.priority
-            if before not in self or before.priority >= before.floor:
+            if self._owner(before) is None or before.priority >= before.floor:
                 break  # not ranked yet, or high enough
             before.priority = before.floor
             raised.append(before)
@@ -99,27 +128,36 @@ class IdleBlocks:
         return raised
 
     def use_policy(self, policy: PrefixPolicy, blocks: Iterable[Block]) -> None:
-        """Another policy from now on. ``blocks``: all of the pool. O(blocks)."""
-        self._policy = policy
-        self._heaps.clear()
-        self._keys.clear()
+        """Another policy from now on, in both tiers. ``blocks``: all of their pools. O(blocks)."""
+        tiers = [self] if self._other is None else [self, self._other]
+        for tier in tiers:
+            tier._policy = policy  # noqa: SLF001 - of the same class
+            tier._heaps.clear()  # noqa: SLF001
+            tier._keys.clear()  # noqa: SLF001
         unheld: list[Block] = []
         for block in blocks:
             block.priority = block.floor = 0.0
-            if block.nodes and not block.holders:
+            if not block.holders:
                 unheld.append(block)
         unheld.sort(key=lambda block: block.last_used)  # the end of a prefix comes before its start
         for block in unheld:
-            self._rank(block)
+            if block.nodes:
+                self._rank(block)
         for block in unheld:
-            if block in self:
-                self._arrivals += 1
-                key = self._keys[block.offset] = (block.priority, block.last_used, self._arrivals)
-                self._heaps.setdefault(block.block_class, []).append((key, block.offset))
-        for heap in self._heaps.values():
-            heapify(heap)
-        for slab in list(self._whole):
-            self._recount(slab)
+            owner = self._owner(block)
+            if owner is not None:
+                owner._list(block)  # noqa: SLF001
+        for tier in tiers:
+            for heap in tier._heaps.values():  # noqa: SLF001
+                heapify(heap)
+            for slab in list(tier._whole):  # noqa: SLF001
+                tier._recount(slab)  # noqa: SLF001
+
+    def _list(self, block: Block) -> None:
+        """Enter a block, in a heap that is put in order later."""
+        self._arrivals += 1
+        key = self._keys[block.offset] = (block.priority, block.last_used, self._arrivals)
+        self._heaps.setdefault(block.block_class, []).append((key, block.offset))
 
     def victim(self, block_class: BlockClass, avoid_slab: int) -> tuple[Block, bool] | None:
         """Who goes first to make room for a class, and whether its whole slab must go; None if nothing helps.

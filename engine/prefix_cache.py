@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from engine.arena import IntegrityError
 from engine.formats import CHUNK_TOKENS
-from engine.pool_block import Block
+from engine.pool_block import HOST, Block
 from engine.popularity import Popularity
 
 NodeKey = tuple[int, tuple[int, ...] | str]
@@ -117,16 +117,16 @@ class PrefixCache:
     def put(self, node: int, group: int, block: Block, position: int, ancestry: int) -> Block | None:
         """The block holds this chunk's KV, computed over ``ancestry``; returns the block that it displaces, if any.
 
-        What is cached already stays, unless the new KV is less lossy, stored or computed over. A chunk whose start is
-        not cached could not be hit and is not entered.
+        What is cached already stays, unless the new KV is less lossy, stored or computed over, or as good and nearer.
+        A chunk whose start is not cached could not be hit and is not entered.
         """
         state = self.nodes[node]
         old = state.blocks[group]
         if old is None and not self._has_start(state, group):
             return None
         if old is not None:
-            now = max(ancestry, block.block_class.lossiness)
-            if old is block or now >= max(state.ancestry[group], old.block_class.lossiness):
+            now = (max(ancestry, block.block_class.lossiness), block.tier)
+            if old is block or now >= (max(state.ancestry[group], old.block_class.lossiness), old.tier):
                 return None
             del old.nodes[position]
         state.blocks[group] = block
@@ -216,25 +216,26 @@ class PrefixCache:
 
     # -- hits -----------------------------------------------------------------------------------------------------
 
-    def match(self, ids: Sequence[int], salt: str, max_lossiness: int) -> Match:
+    def match(self, ids: Sequence[int], salt: str, max_lossiness: int, *, max_tier: int = HOST) -> Match:
         """The longest cached prefix of ``ids`` that every group can serve, in whole chunks.
 
-        KV that is stored, or was computed over anything, lossier than ``max_lossiness`` does not count. Groups with a
-        window need only what the next token attends.
+        KV that is stored, or was computed over anything, lossier than ``max_lossiness`` does not count, nor what lies
+        farther away than ``max_tier``. Groups with a window need only what the next token attends.
         """
-        return self.match_path(self._path(ids, salt), max_lossiness)
+        return self.match_path(self._path(ids, salt), max_lossiness, max_tier=max_tier)
 
-    def match_path(self, path: Sequence[int], max_lossiness: int) -> Match:
+    def match_path(self, path: Sequence[int], max_lossiness: int, *, max_tier: int = HOST) -> Match:
         """The same for chunks that are known by their nodes, first one first."""
-        best = self._longest(path, max_lossiness)
+        limits = (max_lossiness, max_tier)
+        best = self._longest(path, limits)
         match = Match(best * CHUNK_TOKENS, node=path[best - 1] if best else 0)
         for group in range(len(self.windows)):
-            run = self._run(path[:best], group, max_lossiness) if best else []
+            run = self._run(path[:best], group, limits) if best else []
             match.runs.append(run)
             for block, _ in run:
                 match.lossiness = max(match.lossiness, block.block_class.lossiness)
             for node in path[:best]:
-                if self._usable(node, group, max_lossiness) is not None:
+                if self._usable(node, group, limits) is not None:
                     match.lossiness = max(match.lossiness, self.nodes[node].ancestry[group])
         return match
 
@@ -249,14 +250,14 @@ class PrefixCache:
                 path.append(node)
         return path
 
-    def _usable(self, node: int, group: int, max_lossiness: int) -> Block | None:
+    def _usable(self, node: int, group: int, limits: tuple[int, int]) -> Block | None:
         state = self.nodes[node]
         block = state.blocks[group]
-        if block is None or state.ancestry[group] > max_lossiness or block.block_class.lossiness > max_lossiness:
+        if block is None or block.tier > limits[1]:
             return None
-        return block
+        return block if max(state.ancestry[group], block.block_class.lossiness) <= limits[0] else None
 
-    def _longest(self, path: Sequence[int], max_lossiness: int) -> int:
+    def _longest(self, path: Sequence[int], limits: tuple[int, int]) -> int:
         """How many nodes of the path every group can serve."""
         best = 0
         starts: list[int | None] = [None] * len(self.windows)  # where each group's unbroken KV begins
@@ -264,7 +265,7 @@ class PrefixCache:
         for index, node in enumerate(path):
             served = True
             for group, window in enumerate(self.windows):
-                block = self._usable(node, group, max_lossiness)
+                block = self._usable(node, group, limits)
                 start = starts[group]
                 if block is None:
                     start = None
@@ -279,7 +280,7 @@ class PrefixCache:
                 best = index + 1
         return best
 
-    def _run(self, path: Sequence[int], group: int, max_lossiness: int) -> list[tuple[Block, int]]:
+    def _run(self, path: Sequence[int], group: int, limits: tuple[int, int]) -> list[tuple[Block, int]]:
         """The blocks, and up to where each is used, of the unbroken KV that ends with the path.
 
         A block reached in its middle serves its earlier chunks as well: what it holds there is the same prefix.
@@ -287,7 +288,7 @@ class PrefixCache:
         run: list[tuple[Block, int]] = []
         for index, node in enumerate(path):
             position = index * CHUNK_TOKENS
-            block = self._usable(node, group, max_lossiness)
+            block = self._usable(node, group, limits)
             if block is None:
                 run.clear()
                 continue

@@ -16,7 +16,7 @@ from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
-from engine.pool_block import Block
+from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import Match, PrefixCache
 from engine.recoder import Recoder
 from engine.stats import Counters
@@ -138,10 +138,10 @@ class PrefixPins:
         return sum(self._bytes(group, block) for group, block in self._held())
 
     def idle_bytes(self) -> list[int]:
-        """Per group: bytes of blocks that nobody but pins holds. O(pinned blocks)."""
+        """Per group: bytes of blocks on the device that nobody but pins holds. O(pinned blocks)."""
         found = [0] * len(self._pools)
         for group, block in self._held():
-            if all(holder < 0 for holder in block.holders):
+            if block.tier == DEVICE and all(holder < 0 for holder in block.holders):
                 found[group] += self._bytes(group, block)
         return found
 

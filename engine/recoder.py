@@ -35,7 +35,7 @@ from engine.chunks import chunk_mask
 from engine.compaction import is_cramped, slab_to_empty
 from engine.formats import FORMATS, BlockClass, class_for, lossiness_of
 from engine.partial_blocks import kept_chunks, named_chunks, wants_split
-from engine.pool_block import Block
+from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
 
@@ -113,7 +113,7 @@ class Recoder:
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.in_recode:
+        if block.is_pinned or block.tier != DEVICE:
             return
         due = self.target_class(block) != block.block_class and self._is_old(block)
         if block.is_sealed and (due or self.wants_split(block)):
@@ -215,7 +215,8 @@ class Recoder:
             return False  # it would keep a block for part of it again
         return self._is_nested(sources) and all(
             block.is_sealed
-            and not block.in_recode
+            and block.tier == DEVICE
+            and not block.is_pinned
             and not self.wants_split(block)
             and self.target_class(block).kv_format == target.kv_format
             and self._is_old(block)
@@ -264,7 +265,7 @@ class Recoder:
         left = budget_tokens
         for slab in sorted(self.pool.stale, key=self._cost_to_empty):
             for block in list(self.pool.stale.get(slab, {}).values()):
-                if block.in_recode or not block.is_stale:
+                if block.is_pinned or not block.is_stale:
                     continue
                 if blocked and self._goal(block) in blocked:
                     continue
@@ -362,7 +363,7 @@ class Recoder:
 
     def _is_movable(self, block: Block, in_step: bool) -> bool:
         """Nothing will be written to it, or is converted from it, before it has moved."""
-        if block.in_recode:
+        if block.is_pinned:
             return False
         if block.is_sealed or not in_step:
             return True
@@ -388,6 +389,8 @@ class Recoder:
             self.pool.adopt_age(target, unit.sources)
         for source in unit.sources:
             self.prefix.move(source, unit.targets, self.group)
+        if unit.is_move:
+            self.pool.hand_on_twin(unit.sources[0], unit.targets[0])
         self._release(unit.targets)
         self._release(unit.sources)
         for target in unit.targets:

@@ -9,7 +9,8 @@ from enum import StrEnum
 class RequestStatus(StrEnum):
     WAITING = "waiting"  # never run yet
     RUNNING = "running"
-    PREEMPTED = "preempted"  # ran, lost its KV, waits to be recomputed
+    PREEMPTED = "preempted"  # ran, lost its place; its KV is to be recomputed, or parked
+    LOADING = "loading"  # admitted, waits for KV from the host
     FINISHED = "finished"
 
 

@@ -43,7 +43,9 @@ class EngineOptions:
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
     go on after a signal. ``threads``: processor threads of matrix products and attention. ``protect_layers``: so many
-    first layers keep their KV native. ``quality_table``: refuse formats that cost this model more than
+    first layers keep their KV native. ``host_pool_bytes``: host memory for KV, 0 for none; ``host_link_bytes_per_s``:
+    rate of the emulated link to it, where the device is no GPU (None: a twentieth of the memory's bandwidth).
+    ``quality_table``: refuse formats that cost this model more than
     ``quality_budget_pct`` of perplexity. ``record``: file that gets arrival, lengths and salted prefix hashes of every
     request, see :mod:`engine.recording`.
     """
@@ -55,6 +57,8 @@ class EngineOptions:
     dtype: str = "auto"
     served_model_name: str | None = None
     kv_pool_bytes: int | None = None
+    host_pool_bytes: int = 0
+    host_link_bytes_per_s: float | None = None
     control: Path | None = None
     control_uids: tuple[int, ...] = ()
     tunables: TunableValues = field(default_factory=dict)
@@ -136,6 +140,7 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--max-waiting", options.max_waiting, 1, math.inf),
         ("--protect-layers", options.protect_layers, 0, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
+        ("--host-link-bytes-per-s", options.host_link_bytes_per_s, 1, math.inf),
         ("--prefix-pin-share", options.prefix_pin_share, 0, 1),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
         ("--quality-budget", options.quality_budget_pct, 0, math.inf),
@@ -242,6 +247,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
     add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
     add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
+    add("--host-pool-bytes", type=_size, default=0, metavar="N", help="host memory for KV, see host_offload (none)")
+    add(
+        "--host-link-bytes-per-s",
+        type=_size,
+        metavar="N",
+        help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
+    )
     add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
     add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
@@ -319,6 +331,8 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         dtype=arguments.dtype,
         served_model_name=arguments.served_model_name,
         kv_pool_bytes=arguments.kv_pool_bytes,
+        host_pool_bytes=arguments.host_pool_bytes,
+        host_link_bytes_per_s=arguments.host_link_bytes_per_s,
         control=arguments.control,
         control_uids=tuple(arguments.control_uid),
         tunables=tunables,

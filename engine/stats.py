@@ -104,6 +104,16 @@ class Counters:
     evicted_tokens: int = 0
     evicted_blocks: int = 0
     evicted_by_attention_tokens: int = 0  # of evicted_tokens, those chosen by attention mass
+    swapped_out: int = 0  # preempted requests that kept their KV
+    swapped_in: int = 0  # those of them that went on with it
+    swap_fallbacks: int = 0  # those of them that had to compute it again
+    host_out_bytes: int = 0  # KV copied to the host
+    host_in_bytes: int = 0  # and back, streamed bytes apart
+    host_streamed_bytes: int = 0  # KV of running requests read from the host by attention
+    host_stream_wait_ns: int = 0  # how long computing waited for those
+    host_hit_tokens: int = 0  # prefix hits, the part that came from the host
+    host_loads: int = 0  # times a request waited for KV from the host
+    host_load_time_ns: int = 0  # how long they waited
     kv_bytes_read: int = 0  # by attention
     kv_bytes_written: int = 0
     tunable_changes: int = 0
@@ -132,6 +142,13 @@ class Gauges:
     kv_pool_bytes: int = 0
     kv_used_bytes: int = 0
     kv_cached_bytes: int = 0  # reusable prefix blocks that no running request holds
+    host_pool_bytes: int = 0  # host memory for KV; 0: there is no host tier
+    host_used_bytes: int = 0  # held by requests there, or being copied
+    host_cached_bytes: int = 0  # prefixes nobody holds, and copies of blocks that are on the device as well
+    parked: int = 0  # preempted requests that keep their KV, on the host or on their way
+    loading: int = 0  # admitted requests that wait for KV from the host
+    host_link_bytes_per_s: float | None = None  # from the host; None without a host tier
+    host_link_is_emulated: bool | None = None  # a configured rate on a machine without a GPU: no device was measured
     kv_pinned_bytes: int = 0  # those of them that pins keep
     prefix_pins: int = 0
     resident: list[ResidentBytes] = field(default_factory=list)

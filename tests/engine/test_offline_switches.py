@@ -18,6 +18,7 @@ from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine, generate
 from engine.plan import StepPlan
 from engine.request import CachePolicy, Request, SamplingParams
+from engine.transfers import HostLink
 from engine.tunables import TUNABLES
 from kernels import ops
 from kernels.layout import BLOCK_SIZES, FORMATS
@@ -53,12 +54,15 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def engine_of(loaded: LoadedModel, *, budget: int | None = None, num_slabs: int = 40, **values: Any) -> OfflineEngine:
     """``budget``: tokens recoded per step; None for all that is due."""
+    slab = sum(slab_bytes(group.shape, 256) for group in loaded.groups)
     engine = OfflineEngine(
         loaded,
-        pool_bytes=num_slabs * sum(slab_bytes(group.shape, 256) for group in loaded.groups),
+        pool_bytes=num_slabs * slab,
         values={"max_num_batched_tokens": 64, **values},
         recent_tokens=32,
         sync_recode=budget is None,
+        host_pool_bytes=20 * slab,
+        link=HostLink(1e9, 1e9),
     )
     if budget is not None:
         engine.scheduler.set_recode_budget(budget)

@@ -34,6 +34,10 @@ class CacheMachine(RuleBasedStateMachine):
         recent=st.sampled_from([0, 32, 64]),
         sync=st.booleans(),
         budget=st.sampled_from([0, 64, 300]),
+        host_slabs=st.sampled_from([0, 1, 3, 12]),
+        rate=st.sampled_from([3e4, 1e6, 1e7]),
+        lag=st.integers(0, 5),
+        staging=st.sampled_from([0, 8]),
     )
     def start(
         self,
@@ -44,6 +48,10 @@ class CacheMachine(RuleBasedStateMachine):
         recent: int,
         sync: bool,
         budget: int,
+        host_slabs: int,
+        rate: float,
+        lag: int,
+        staging: int,
     ) -> None:
         self.world = World(
             num_slabs=slabs,
@@ -54,6 +62,11 @@ class CacheMachine(RuleBasedStateMachine):
             sync=sync,
             recode_tokens=budget,
             seed=slabs,
+            values={"host_offload": "on" if host_slabs else "off"},
+            host_slabs=host_slabs,
+            link_bytes_per_s=rate,
+            lag=lag,
+            staging_slabs=staging,
         )
         self.added = 0
 
@@ -152,6 +165,16 @@ class CacheMachine(RuleBasedStateMachine):
     def switch_budgets(self, budget: int, seqs: int) -> None:
         self.world.apply(max_num_batched_tokens=budget, max_num_seqs=seqs)
 
+    @rule(offload=st.sampled_from(["off", "on", "on"]))
+    def switch_offload(self, offload: str) -> None:
+        self.world.apply(host_offload=offload if self.world.host_slabs else "off")
+
+    @rule()
+    def copies_fail(self) -> None:
+        pending, self.world.copier.pending = self.world.copier.pending, []
+        for request_id in self.world.cache.cancel_transfers([transfer.number for _, transfer in pending]):
+            self.world.scheduler.fail_load(request_id)
+
     @rule(policy=st.sampled_from(["lru", "lfu", "cost"]))
     def switch_prefix_policy(self, policy: str) -> None:
         cached = self.world.cache.usage().cached_bytes
@@ -193,7 +216,9 @@ class CacheMachine(RuleBasedStateMachine):
         world = self.world
         world.apply(max_num_seqs=64)
         world.run(5_000)
+        world.settle()
         world.check()
+        assert not world.cache.num_transfers
         assert not world.scheduler.running
         assert not world.scheduler.waiting
         for request in world.finished:
@@ -201,8 +226,9 @@ class CacheMachine(RuleBasedStateMachine):
             if request.finish_reason is FinishReason.LENGTH:
                 assert len(request.output_ids) == request.params.max_tokens
         assert world.cache.usage().used_bytes == 0
-        world.cache.drop_idle()
+        world.cache.drop_idle(host=True)
         assert world.cache.usage().cached_bytes == 0
+        assert all(pool.host is None or not pool.host.blocks for pool in world.cache._pools)
         assert not world.cache._prefix.nodes
         assert world.cache.converged_fraction() == 1.0
         world.check()

@@ -134,7 +134,8 @@ def test_the_documentation_names_exactly_what_is_served() -> None:
     metrics = EngineMetrics(CollectorRegistry())
     stats = reading()
     stats.gauges.memory_rss_bytes = stats.gauges.device_memory_bytes = 1
-    stats.gauges.memory_bandwidth_bytes_per_s = 1.0
+    stats.gauges.memory_bandwidth_bytes_per_s = stats.gauges.host_link_bytes_per_s = 1.0
+    stats.gauges.host_link_is_emulated = True
     stats.gauges.evicted_running_tokens = stats.gauges.evicted_held_bytes = 0
     metrics.update(stats, Distributions())
     served = {}
