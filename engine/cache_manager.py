@@ -251,6 +251,36 @@ class CacheManager:
         for recoder in self._recoders:
             recoder.advance(sequence)
 
+    # -- runs of decode steps (engine.decode_run) -----------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Whether commits do nothing but count: every block is native and of the size it should have, nothing is
+        evicted and the model hides nothing. Holds until a block of another size is taken or settings change.
+        """
+        settings = self._settings
+        if settings.kv_format != NATIVE.name or settings.eviction != "none":
+            return False
+        return all(
+            len(pool.class_counts) == 1 and BlockClass(NATIVE.name, settings.block_size) in pool.class_counts
+            for pool in self._pools
+        ) and all(group.window is None for group in self.groups)
+
+    def capacity(self, request: Request) -> int:
+        """Tokens of a request that have slots in every group."""
+        return self._by_request[request.request_id].capacity
+
+    def note_computed(self, request: Request, num_computed: int) -> None:
+        """``commit`` where that only counts: no chunk was completed since the last one."""
+        sequence = self._by_request[request.request_id]
+        sequence.committed = num_computed
+        sequence.end = max(sequence.end, num_computed)
+
+    def commit_run(self, request: Request, num_computed: int) -> None:
+        """``commit`` after several steps for whose tokens slots were there."""
+        sequence = self._by_request[request.request_id]
+        sequence.end = max(sequence.end, num_computed)
+        self.commit(request, num_computed)
+
     def drop_idle(self) -> None:
         """Give up all idle cached blocks."""
         for group, pool in enumerate(self._pools):
@@ -316,6 +346,10 @@ class CacheManager:
             self._events.emit(PrefixBlocksDropped(self._clock.now_ns(), group, dropped))
 
     # -- what the executor reads ----------------------------------------------------------------------------------
+
+    def table(self, request: Request, group: int) -> BlockTable:
+        """A request's block table in one group, to read. Raises KeyError for a request that holds nothing."""
+        return self._by_request[request.request_id].tables[group]
 
     def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
         """The block table from entry index ``start`` on, in position order, including this step's allocated tokens.

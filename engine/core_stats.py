@@ -45,9 +45,9 @@ class Buckets:
         if not self.counts:
             self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def copy(self) -> Buckets:
         return Buckets(self.bounds, list(self.counts), self.total)
@@ -133,6 +133,12 @@ class CoreStats:
             self.itl.observe(value)
             self.distributions.itl.observe(value)
         live.last_token_ns = now_ns
+
+    def gaps(self, gap_ns: int, times: int) -> None:
+        """As many requests had a token each, after equal gaps."""
+        value = gap_ns / 1e9
+        self.itl.observe(value, times)
+        self.distributions.itl.observe(value, times)
 
     def completed(self, request: Request, now_ns: int) -> None:
         """Ended by stop or length."""

@@ -340,6 +340,50 @@ class Scheduler:
             )
         )
 
+    # -- runs of decode steps (engine.decode_run) -----------------------------------------------------------------
+
+    def steady(self) -> Sequence[Request]:
+        """The running requests if the next step would decode them all and decide nothing, else none.
+
+        None of them can stop before it has all its tokens.
+        """
+        running = self._running
+        if not running or len(running) > self._max_batched or self._failed or not self.is_settled:
+            return ()
+        for request in running:
+            params = request.params
+            if _remaining(request) != 1 or not request.output_ids or params.stop_token_ids or params.max_tokens < 1:
+                return ()
+            if self._eos and not params.ignore_eos:
+                return ()
+        return running
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next plan would admit nobody and recode nothing, as long as running requests only decode."""
+        if self._sync_recode or (self._recode_tokens and self.cache.has_recode_work()):
+            return False
+        if not (self._preempted or self._waiting):
+            return True
+        running = len(self._running)
+        if running >= self._max_seqs or running >= self._max_batched:
+            return True
+        return self._blocked_at == (self.cache.room_version, running)
+
+    def tokens_left(self, request: Request) -> int:
+        """Output tokens that a request will still get."""
+        left = min(request.params.max_tokens - len(request.output_ids), self.max_model_len - request.num_tokens)
+        return max(1, left)
+
+    def complete(self, request: Request) -> None:
+        """A running request has its last token."""
+        self._finish(request, FinishReason.LENGTH)
+
+    def report_decodes(self, number: int, stamp_ns: int) -> None:
+        """One step of nothing but ``number`` decodes was run."""
+        if not isinstance(self._events, NullSink):
+            self._events.emit(StepScheduled(stamp_ns, number, 0, 0, len(self._running), self.num_waiting))
+
     # -- results --------------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, outputs: Sequence[SequenceOutput]) -> list[Request]:

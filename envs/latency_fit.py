@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from envs.latency_model import RECODE_NAMES, STEP_INDEX, STEP_NAMES, Ints
+from engine.step_counts import RECODE_NAMES, STEP_INDEX, STEP_NAMES
+from envs.latency_model import Ints
 from envs.nnls import Floats, nnls
 
 KNEES: Final = (1, 8, 16, 32, 64, 128, 256, 512)

@@ -3,7 +3,7 @@
 Times are exact: coefficients are kept in whole femtoseconds, counts are integers, so a step's time in nanoseconds is
 the same on every machine, whether it is evaluated alone or with thousands of others.
 
-A *token-layer* is one token in one layer of the model, so that layer groups of different windows add up.
+What is counted is declared in :mod:`engine.step_counts`; here each count has a price.
 """
 
 from __future__ import annotations
@@ -16,54 +16,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.formats import FORMATS
+from engine.step_counts import RECODE_NAMES, STEP_NAMES
 
 FS_PER_NS: Final = 10**6
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Term:
-    """One part of a step's time: ``unit`` is what a count of 1 stands for."""
-
-    name: str
-    unit: str
-    description: str
-
-
-_KV = tuple(
-    Term(f"decode_kv_{kind.name}", "token-layer", f"KV stored as {kind.name} that decoding sequences attend")
-    for kind in FORMATS
-)
-STEP_TERMS: Final[tuple[Term, ...]] = (
-    Term("step", "step", "what every step costs: launches, weights read once, bookkeeping"),
-    Term("prefill_token", "token", "tokens of prompt chunks through the model"),
-    Term("decode_sequence", "sequence", "sequences that compute a single token"),
-    Term("token_beyond_knee", "token", "tokens beyond the knee, where the step is no longer bound by reading weights"),
-    Term("prefill_sequence", "sequence", "prompt chunks, whatever their length"),
-    Term("prefill_pair", "pair-layer", "pairs of a prompt token and a token that it attends"),
-    Term("prefill_kv_native", "token-layer", "native KV gathered for a prompt chunk, once each"),
-    Term("prefill_kv_lossy", "token-layer", "quantised KV gathered for a prompt chunk, once each"),
-    *_KV,
-    Term("decode_block", "block-layer", "table entries that decoding sequences walk: the price of small blocks"),
-    Term("sample", "sequence", "sequences that sample a token"),
-)
-STEP_NAMES: Final = tuple(term.name for term in STEP_TERMS)
-STEP_INDEX: Final[Mapping[str, int]] = {name: index for index, name in enumerate(STEP_NAMES)}
-
-RECODES: Final = tuple(
-    (source.name, target.name) for source in FORMATS for target in FORMATS if target.lossiness >= source.lossiness
-)
-RECODE_TERMS: Final[tuple[Term, ...]] = (
-    Term("recode", "batch", "conversions of one layer group in one step, whatever their number"),
-    *(
-        Term(f"recode_{source}_{target}", "token-layer", f"KV converted from {source} to {target}")
-        for source, target in RECODES
-    ),
-)
-RECODE_NAMES: Final = tuple(term.name for term in RECODE_TERMS)
-RECODE_INDEX: Final[Mapping[str, int]] = {name: index for index, name in enumerate(RECODE_NAMES)}
-ALL_TERMS: Final = (*STEP_TERMS, *RECODE_TERMS)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.step_counts import ALL_TERMS, RECODE_INDEX, RECODE_NAMES, STEP_INDEX, STEP_NAMES
 from envs.latency_fit import fit_recodes, fit_steps
-from envs.latency_model import (
-    ALL_TERMS,
-    RECODE_INDEX,
-    RECODE_NAMES,
-    STEP_INDEX,
-    STEP_NAMES,
-    LatencyModel,
-    LinkModel,
-)
+from envs.latency_model import LatencyModel, LinkModel
 from envs.nnls import nnls
 
 TRUE = {

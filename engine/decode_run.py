@@ -1,0 +1,203 @@
+"""Runs of steps in which nothing happens but decoding, without planning each one. For simulation; no torch.
+
+In such a *run* every running request computes one token per step, nothing can be admitted and nothing is recoded. What
+a step would do to the books is then known beforehand: tokens and times add up, and block allocations, chunk commits and
+endings come at steps that can be computed. Those are applied by the same methods and in the same order as stepping
+applies them, so a run changes no result; it ends before the first step that would need a decision.
+
+Outputs are the pace's business: requests in a run must not be able to stop early (no end-of-sequence token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from engine.core_stats import CoreStats, LiveRequest
+from engine.formats import CHUNK_TOKENS
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from engine.scheduler import Scheduler
+
+_NEVER: Final = 1 << 62
+
+
+class Pace(Protocol):
+    """Says how long the steps of a run take, and moves the clock."""
+
+    @property
+    def kv_bytes_read(self) -> int:
+        """KV bytes that attention covered in the last step."""
+        ...
+
+    @property
+    def kv_bytes_written(self) -> int:
+        """KV bytes that the last step wrote."""
+        ...
+
+    def begin(self, requests: Sequence[Request], positions: Sequence[int]) -> None:
+        """A run begins: the tokens at these positions come next."""
+        ...
+
+    def changed(self, request: Request) -> None:
+        """The request's block table may have changed."""
+        ...
+
+    def left(self, request: Request, position: int) -> None:
+        """The request has ended; ``position`` would have been its next token."""
+        ...
+
+    def step(self) -> int:
+        """Run one step over all that are left; returns the clock's time after it in nanoseconds."""
+        ...
+
+    def tokens(self, request: Request, number: int) -> list[int]:
+        """The next ``number`` output tokens of a request."""
+        ...
+
+    def end(self) -> None:
+        """The run is over."""
+        ...
+
+
+class DecodeRun:
+    """One run. ``done``: steps so far."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[Request],
+        live: Mapping[str, LiveRequest],
+        stats: CoreStats,
+        pace: Pace,
+        now_ns: int,
+    ) -> None:
+        self.done = 0
+        self.finished: list[Request] = []
+        self._scheduler, self._cache = scheduler, scheduler.cache
+        self._pace, self._stats = pace, stats
+        self._requests = list(requests)
+        self._records = [live[request.request_id] for request in requests]
+        self._starts = [request.num_computed_tokens for request in requests]
+        self._begin_ns = self._now_ns = now_ns
+        # While nothing can become stale, evicted or hidden, a commit does the same whenever it comes: once, at the end.
+        self._is_lazy = self._cache.is_quiet()
+        self._slots_end = [self._cache.capacity(r) - start for r, start in zip(requests, self._starts, strict=True)]
+        self._ends = [scheduler.tokens_left(request) for request in requests]
+        self._next_slot = min(self._slots_end)
+        self._next_end = min(self._ends) - 1
+        # Settings may have changed since the last commit, so the first step commits whatever its position.
+        self._next_commit = _NEVER if self._is_lazy else 0
+
+    def run(self, until_ns: int) -> None:
+        """Step until the clock has reached ``until_ns``, nobody is left, or a decision is due."""
+        scheduler, pace = self._scheduler, self._pace
+        pace.begin(self._requests, self._starts)
+        while self._next_slot > self.done or self._allocate():
+            before_ns = self._now_ns
+            self._now_ns = pace.step()
+            self._count(self._now_ns - before_ns)
+            step = self.done
+            self.done += 1
+            if step in {self._next_commit, self._next_end}:
+                self._commit(step)
+                if not self._requests or not scheduler.is_settled:
+                    break
+            if self._now_ns >= until_ns:
+                break
+        self._catch_up()
+        pace.end()
+
+    def _allocate(self) -> bool:
+        """Blocks for the coming step; False when that, or what follows from it, takes a decision."""
+        step = self.done
+        for index, request in enumerate(self._requests):
+            if self._slots_end[index] == step:
+                request.num_computed_tokens = self._starts[index] + step
+                if not self._cache.allocate(request, 1):
+                    return False
+                self._slots_end[index] = self._cache.capacity(request) - self._starts[index]
+                self._pace.changed(request)
+        self._next_slot = min(self._slots_end)
+        return self._scheduler.is_settled and (not self._is_lazy or self._cache.is_quiet())
+
+    def _count(self, elapsed_ns: int) -> None:
+        counters, number = self._stats.counters, len(self._requests)
+        counters.steps += 1
+        counters.step_time_ns += elapsed_ns
+        counters.decode_time_ns += elapsed_ns
+        counters.decode_tokens_computed += number
+        counters.generation_tokens += number
+        counters.kv_bytes_read += self._pace.kv_bytes_read
+        counters.kv_bytes_written += self._pace.kv_bytes_written
+        if self.done:
+            self._stats.gaps(elapsed_ns, number)
+        else:  # before the run they may have had their tokens at different times
+            for record in self._records:
+                self._stats.token(record, self._now_ns)
+        self._scheduler.report_decodes(number, self._now_ns - elapsed_ns)
+
+    def _commit(self, step: int) -> None:
+        """What the step's results do to the books, request by request, as in ``Scheduler.update``."""
+        if not self._is_lazy:
+            for request, start in zip(self._requests, self._starts, strict=True):
+                self._cache.note_computed(request, start + step)
+        for index, request in enumerate(self._requests):
+            ends = self._ends[index] == step + 1
+            if ends or not self._is_lazy:
+                stop = self._starts[index] + step + 1
+                self._take_tokens(request, stop)
+                self._cache.commit_run(request, stop)
+                if ends:
+                    self._end(request, index, stop)
+                else:
+                    self._pace.changed(request)
+        if self._next_end == step:
+            self._drop_ended(step)
+        if not self._is_lazy:
+            self._next_commit = self.done + min(
+                (CHUNK_TOKENS - 1 - (start + self.done) % CHUNK_TOKENS for start in self._starts), default=_NEVER
+            )
+
+    def _end(self, request: Request, index: int, stop: int) -> None:
+        self._touch(request, index, stop)
+        self._scheduler.complete(request)
+        self._stats.completed(request, self._now_ns)
+        self._pace.left(request, stop)
+        self.finished.append(request)
+
+    def _drop_ended(self, step: int) -> None:
+        stays = [index for index, end in enumerate(self._ends) if end != step + 1]
+        self._requests = [self._requests[index] for index in stays]
+        self._records = [self._records[index] for index in stays]
+        self._starts = [self._starts[index] for index in stays]
+        self._slots_end = [self._slots_end[index] for index in stays]
+        self._ends = [self._ends[index] for index in stays]
+        self._next_slot = min(self._slots_end, default=_NEVER)
+        self._next_end = min(self._ends, default=_NEVER) - 1
+
+    def _take_tokens(self, request: Request, stop: int) -> None:
+        """Everything known of a request but its last token is computed, so that many output tokens it has."""
+        missing = stop + 1 - request.num_tokens
+        if missing > 0:
+            request.output_ids += self._pace.tokens(request, missing)
+
+    def _touch(self, request: Request, index: int, stop: int) -> None:
+        request.num_computed_tokens = stop
+        request.last_token_ns = self._now_ns
+        record = self._records[index]
+        record.high_water = max(record.high_water, stop)
+        record.last_token_ns = self._now_ns
+
+    def _catch_up(self) -> None:
+        """Leave the books of those that still run as if every step had been taken singly."""
+        if not self.done:
+            for request, start in zip(self._requests, self._starts, strict=True):
+                request.num_computed_tokens = start
+            return
+        for index, request in enumerate(self._requests):
+            stop = self._starts[index] + self.done
+            self._take_tokens(request, stop)
+            self._cache.commit_run(request, stop)
+            self._touch(request, index, stop)
