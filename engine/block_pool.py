@@ -49,6 +49,9 @@ class BlockPool:
         primary = BlockClass(NATIVE.name, block_size)
         slots = {block_size: self.arena.free_slots(primary) + self.idle.num_of(primary)}
         slabs = self._spare_slabs(primary, keep_slabs)
+        blocks = -(-(stop - start) // block_size)
+        if start % block_size == 0 and blocks <= slots[block_size] + slabs * self.arena.per_slab(primary):
+            return [block_size] * blocks  # the usual case: room for the size that is wanted, wherever
         sizes: list[int] = []
         position = start
         while position < stop:

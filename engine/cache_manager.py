@@ -269,12 +269,6 @@ class CacheManager:
         """Tokens of a request that have slots in every group."""
         return self._by_request[request.request_id].capacity
 
-    def note_computed(self, request: Request, num_computed: int) -> None:
-        """``commit`` where that only counts: no chunk was completed since the last one."""
-        sequence = self._by_request[request.request_id]
-        sequence.committed = num_computed
-        sequence.end = max(sequence.end, num_computed)
-
     def commit_run(self, request: Request, num_computed: int) -> None:
         """``commit`` after several steps for whose tokens slots were there."""
         sequence = self._by_request[request.request_id]

@@ -87,8 +87,10 @@ class DecodeRun:
         self._ends = [scheduler.tokens_left(request) for request in requests]
         self._next_slot = min(self._slots_end)
         self._next_end = min(self._ends) - 1
-        # Settings may have changed since the last commit, so the first step commits whatever its position.
-        self._next_commit = _NEVER if self._is_lazy else 0
+        # Otherwise chunks are committed when they are full. Settings may have changed since the last commit, so the
+        # first step commits all, whatever their position.
+        self._commits = [_NEVER if self._is_lazy else 0] * len(self._requests)
+        self._next_commit = self._commits[0]
 
     def run(self, until_ns: int) -> None:
         """Step until the clock has reached ``until_ns``, nobody is left, or a decision is due."""
@@ -140,25 +142,21 @@ class DecodeRun:
 
     def _commit(self, step: int) -> None:
         """What the step's results do to the books, request by request, as in ``Scheduler.update``."""
-        if not self._is_lazy:
-            for request, start in zip(self._requests, self._starts, strict=True):
-                self._cache.note_computed(request, start + step)
         for index, request in enumerate(self._requests):
             ends = self._ends[index] == step + 1
-            if ends or not self._is_lazy:
-                stop = self._starts[index] + step + 1
-                self._take_tokens(request, stop)
-                self._cache.commit_run(request, stop)
-                if ends:
-                    self._end(request, index, stop)
-                else:
-                    self._pace.changed(request)
+            if not ends and self._commits[index] != step:
+                continue
+            stop = self._starts[index] + step + 1
+            self._take_tokens(request, stop)
+            self._cache.commit_run(request, stop)
+            if ends:
+                self._end(request, index, stop)
+            else:
+                self._commits[index] = step + CHUNK_TOKENS - stop % CHUNK_TOKENS
+                self._pace.changed(request)
         if self._next_end == step:
             self._drop_ended(step)
-        if not self._is_lazy:
-            self._next_commit = self.done + min(
-                (CHUNK_TOKENS - 1 - (start + self.done) % CHUNK_TOKENS for start in self._starts), default=_NEVER
-            )
+        self._next_commit = min(self._commits, default=_NEVER)
 
     def _end(self, request: Request, index: int, stop: int) -> None:
         self._touch(request, index, stop)
@@ -174,6 +172,7 @@ class DecodeRun:
         self._starts = [self._starts[index] for index in stays]
         self._slots_end = [self._slots_end[index] for index in stays]
         self._ends = [self._ends[index] for index in stays]
+        self._commits = [self._commits[index] for index in stays]
         self._next_slot = min(self._slots_end, default=_NEVER)
         self._next_end = min(self._ends, default=_NEVER) - 1
 

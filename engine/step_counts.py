@@ -79,11 +79,10 @@ class Stored:
     tokens: list[int] = field(default_factory=lambda: [0] * len(FORMATS))
     last_first: int = 0
     last_code: int = 0
+    is_native: bool = True
 
     def refresh(self, table: BlockTable) -> None:
-        """Bring the counts up to date; constant time when nothing happened but appends."""
-        if table.version == self.version:
-            return
+        """Bring the counts up to a newer version of the table; constant time when nothing happened but appends."""
         start = self.num_entries - 1
         if start < 0 or table.first_changed(self.version) < start:
             start = 0
@@ -95,6 +94,7 @@ class Stored:
             tokens[block.block_class.format.code] += stops[index] - block.first
         last = blocks[-1]
         self.last_first, self.last_code = last.first, last.block_class.format.code
+        self.is_native = self.last_code == NATIVE.code and not any(tokens[1:])
         self.version = table.version
 
 
@@ -119,7 +119,9 @@ class StepCounter:
         if found is None:
             found = self._stored[request] = [Stored() for _ in self.layers]
         for group, stored in enumerate(found):
-            stored.refresh(tables.table(request, group))
+            table = tables.table(request, group)
+            if table.version != stored.version:
+                stored.refresh(table)
         return found
 
     def step(self, sequences: Sequence[ScheduledSequence], tables: Tables) -> list[int]:
@@ -151,6 +153,12 @@ class StepCounter:
         """Add what the token at ``position`` attends, itself included."""
         for group, stored in enumerate(self.stored(request, tables)):
             layers, token_bytes = self.layers[group], self.token_bytes[group]
+            if stored.is_native and self.windows[group] is None:
+                num_tokens = stored.tokens[NATIVE.code] + position + 1 - stored.last_first
+                counts[_DECODE_KV] += layers * num_tokens
+                counts[_DECODE_BLOCK] += layers * stored.num_entries
+                self.kv_bytes_read += token_bytes[NATIVE.code] * num_tokens
+                continue
             for code, num_tokens in enumerate(self._attended(request, position, group, stored, tables)):
                 if num_tokens:
                     counts[_DECODE_KV + code] += layers * num_tokens

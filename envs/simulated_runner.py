@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from engine.formats import FORMATS, NATIVE
 from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.request import Request
-from engine.step_counts import STEP_INDEX, StepCounter
+from engine.step_counts import STEP_INDEX, StepCounter, Stored
 from envs.latency_model import FS_PER_NS, LatencyModel
 from envs.ledger import Ledger
 from envs.reward import QualityTable
@@ -95,6 +96,7 @@ class SimulatedRunner:
         self._step_fs = prices[STEP_INDEX["step"]]
         self._sequence_fs = prices[STEP_INDEX["decode_sequence"]] + prices[STEP_INDEX["sample"]]
         self._beyond_fs = prices[STEP_INDEX["token_beyond_knee"]]
+        self._layer_shares = [layers / sum(self._counter.layers) for layers in self._counter.layers]
         self._native_bytes = sum(by_code[NATIVE.code] for by_code in self._counter.token_bytes)
 
     @property
@@ -119,7 +121,7 @@ class SimulatedRunner:
             if sequence.samples:
                 output.token_id = request.token
                 ledger.token(request, now_ns)
-                lost = self._lost(request)
+                lost = self._lost(request, counter.stored(request, cache))
                 if lost:
                     ledger.figures.quality_charge += lost / (sequence.start + sequence.num_tokens)
             outputs.append(output)
@@ -130,17 +132,13 @@ class SimulatedRunner:
             return duration_ns
         return round(duration_ns * math.exp(self._jitter.deviation * self._random.standard_normal()))
 
-    def _lost(self, request: Request) -> float:
+    def _lost(self, request: Request, stored: Sequence[Stored]) -> float:
         """Tokens that a sequence attends times their loss, evicted ones included; mean over layers."""
-        counter = self._counter
-        stored = counter.stored(request, self._cache)
-        lost = float(request.num_evicted_tokens) * self._loss_evicted
-        total = 0.0
-        for layers, group in zip(counter.layers, stored, strict=True):
-            for loss, tokens in zip(self._loss, group.tokens, strict=True):
-                if loss and tokens:
-                    total += layers * loss * tokens
-        return lost + total / sum(counter.layers)
+        lost = request.num_evicted_tokens * self._loss_evicted
+        for share, group in zip(self._layer_shares, stored, strict=True):
+            if not group.is_native:
+                lost += share * sum(map(mul, self._loss, group.tokens))
+        return lost
 
     @property
     def _cache(self) -> CacheManager:
@@ -165,25 +163,26 @@ class SimulatedRunner:
         share.version = version
         self._take_out(share)
         cost = growth = num_bytes = growth_bytes = 0
-        for layers, token_bytes, stored in zip(
-            counter.layers, counter.token_bytes, counter.stored(request, self._cache), strict=True
-        ):
-            last = stored.last_code
+        parts = counter.stored(request, self._cache)
+        for layers, token_bytes, stored in zip(counter.layers, counter.token_bytes, parts, strict=True):
+            last, tokens = stored.last_code, stored.tokens
             cost += layers * (self._block_fs * stored.num_entries - self._kv_fs[last] * stored.last_first)
             growth += layers * self._kv_fs[last]
             num_bytes -= token_bytes[last] * stored.last_first
             growth_bytes += token_bytes[last]
-            for code, tokens in enumerate(stored.tokens):
-                if tokens:
-                    cost += layers * self._kv_fs[code] * tokens
-                    num_bytes += token_bytes[code] * tokens
+            if stored.is_native:
+                cost += layers * self._kv_fs[last] * tokens[last]
+                num_bytes += token_bytes[last] * tokens[last]
+            else:
+                cost += layers * sum(map(mul, self._kv_fs, tokens))
+                num_bytes += sum(map(mul, token_bytes, tokens))
         share.cost_fs, share.growth_fs, share.num_bytes, share.growth_bytes = cost, growth, num_bytes, growth_bytes
         run.cost_fs += cost + growth * (share.start + 1)
         run.growth_fs += growth
         run.num_bytes += num_bytes + growth_bytes * (share.start + 1)
         run.growth_bytes += growth_bytes
         self._charge(share)
-        share.lost = self._lost(request)
+        share.lost = self._lost(request, parts)
 
     def _take_out(self, share: _Share) -> None:
         run = self._run
