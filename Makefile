@@ -7,9 +7,9 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench gpu-smoke venv dev clean
+.PHONY: help run test check lint bench bench-cache gpu-smoke venv dev clean
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 run: $(VENV)/.engine ## engine and daemon on the bundled model under a bursty load, with a summary at the end
 	$(OMP) $(BIN)/autotune run $(ARGS)
@@ -27,6 +27,12 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import layers
 
 bench: $(VENV)/.engine ## kernel benchmark; the last line is JSON
 	$(OMP) $(BIN)/python -m kernels.bench $(ARGS)
+
+# Texts and traces are yours: make bench-cache TEXT=FOLDER TRACES=FOLDER. Rows that lack theirs are null.
+TEXT ?=
+TRACES ?=
+bench-cache: $(VENV)/.engine ## cache benchmark [TEXT=DIR TRACES=DIR ARGS=--quick]; the last line is JSON
+	@$(OMP) $(BIN)/python -m engine.cache_bench --text "$(TEXT)" --traces "$(TRACES)" $(ARGS)
 
 # On a GPU machine: its own Python (torch, triton), nothing is installed.
 gpu-smoke: ## Triton kernels against their references, then timing, on this machine's GPU

@@ -22,6 +22,7 @@ from engine.errors import EngineError
 from engine.events import NullSink
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from engine.quality.gate import QualityBudget, quality_gate
 from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size
@@ -56,6 +57,10 @@ def assemble(options: EngineOptions) -> Assembly:
     """Load the model and build the engine. Raises EngineError for anything a user can put right."""
     clock, counters = RealClock(), Counters()
     values = options.initial_values()
+    gate = None
+    if options.quality_table is not None:
+        budget = QualityBudget(options.quality_budget_pct)
+        gate = quality_gate(options.quality_table, options.model, budget, values)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     loaded = load_model(options.model, device, options.dtype)
     tokenizer = ModelTokenizer(options.model)
@@ -110,6 +115,7 @@ def assemble(options: EngineOptions) -> Assembly:
         ),
         stats=CoreStats(counters),
         probe=MachineProbe(loaded.model.device),
+        veto=gate,
     )
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     summary = f"{loaded.model.device.type}, {dtype}, KV pool {format_size(pool_bytes)}"

@@ -20,7 +20,7 @@ from engine.readings import progress, read_gauges
 from engine.request import FinishReason, Request
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import EngineStats, Gauges, Histogram
-from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState
+from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState, Veto
 from engine.tunables import TunableValues
 
 if TYPE_CHECKING:
@@ -97,8 +97,11 @@ class EngineCore:
         options: CoreOptions,
         stats: CoreStats,
         probe: Callable[[Gauges], None] | None = None,
+        veto: Veto | None = None,
     ) -> None:
-        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read."""
+        """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read. ``veto`` may
+        refuse a change of a tunable.
+        """
         self._scheduler = scheduler
         self._cache = cache
         self._runner = runner
@@ -106,7 +109,7 @@ class EngineCore:
         self._options = options
         self._stats = stats
         self._probe = probe
-        self._tunables = TunableState(values, clock.now_ns())
+        self._tunables = TunableState(values, clock.now_ns(), veto)
         self._live: dict[str, LiveRequest] = {}
         self._stuck_steps = 0
         self._failures_in_a_row = 0

@@ -116,9 +116,13 @@ class ModelRunner:
         attention = _PagedAttention(self, inputs)
         hidden = self._model.hidden(inputs.ids, inputs.positions, inputs.end, attention)
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
+        self._read_out(inputs, hidden, outputs)
+        return [outputs[id(sequence)] for sequence in plan.sequences]
+
+    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
+        """From hidden states [tokens, hidden] to what each sequence reports, by ``id`` of the sequence."""
         self._sample(inputs, hidden, outputs)
         self._score_prompts(inputs, hidden, outputs)
-        return [outputs[id(sequence)] for sequence in plan.sequences]
 
     def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
         sampling = [

@@ -61,9 +61,12 @@ class OfflineEngine:
         seed: int = 0,
         ops: KernelOps | None = None,
         clock: Clock | None = None,
+        max_chunk_tokens: int | None = None,
+        new_runner: Callable[..., ModelRunner] = ModelRunner,
     ) -> None:
         """``values``: tunables that differ from their defaults. ``sync_recode``: recode all that is due at every
-        step, so that output depends on nothing but the requests and the settings.
+        step, so that output depends on nothing but the requests and the settings. ``max_chunk_tokens``: most tokens of
+        one prompt in one step. ``new_runner`` is called as :class:`ModelRunner` is.
 
         Raises EngineError for a pool that is too small for the model.
         """
@@ -91,9 +94,10 @@ class OfflineEngine:
             clock=clock,
             eos_token_ids=loaded.eos_token_ids,
             sync_recode=sync_recode,
+            max_chunk_tokens=max_chunk_tokens,
         )
         arena_bytes = [self.cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
-        self.runner = ModelRunner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
+        self.runner = new_runner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
         self._clock = clock
         self._results: dict[Request, OfflineResult] = {}
 
@@ -127,6 +131,12 @@ class OfflineEngine:
         if plan.is_empty and not finished and self.scheduler.has_work:
             raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
         return plan
+
+    def settle(self) -> None:
+        """Recode all that is due, now: a step of ``sync_recode`` still reads what it recodes as it was before."""
+        while batches := self.cache.plan_recodes(0, sync=True):
+            self.runner.recode(batches)
+            self.cache.finish_recodes(batches)
 
     def run(self, after_step: Callable[[StepPlan], None] | None = None) -> None:
         """Step until nothing is left. ``after_step`` sees every plan and may change tunables or add prompts."""

@@ -65,8 +65,11 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         recode_tokens_per_step: int = 0,
         sync_recode: bool = False,
+        max_chunk_tokens: int | None = None,
     ) -> None:
-        """Who recodes: with ``recode_tokens_per_step`` > 0 every plan brings conversions within that budget, with
+        """``max_chunk_tokens``: most tokens of one sequence in one step, within the budget that they share.
+
+        Who recodes: with ``recode_tokens_per_step`` > 0 every plan brings conversions within that budget, with
         ``sync_recode`` all that are eligible, so that output depends on no schedule; the executor runs them before the
         plan's sequences and ``update`` swaps them. By default plans bring none, and the caller runs
         ``cache.plan_recodes`` and ``finish_recodes`` between steps itself.
@@ -80,6 +83,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._recode_tokens = recode_tokens_per_step
         self._sync_recode = sync_recode
+        self._max_chunk = max_chunk_tokens
         self._values = dict(values)
         self._max_batched, self._max_seqs = _limits(values)
         self._requests: dict[str, Request] = {}
@@ -226,7 +230,7 @@ class Scheduler:
 
     def _continue(self, request: Request, step: _Step) -> None:
         """Schedule a running request, at the expense of younger ones if the pool is full."""
-        num_tokens = min(_remaining(request), step.budget)
+        num_tokens = self._chunk(request, step)
         while not self.cache.allocate(request, num_tokens):
             victim = self._running[-1]
             if victim is not request:
@@ -318,18 +322,22 @@ class Scheduler:
         return needed + self.cache.missing_tokens(request) <= self.cache.room_tokens()
 
     def _allocate_first(self, request: Request, step: _Step) -> bool:
-        num_tokens = min(_remaining(request), step.budget)
+        num_tokens = self._chunk(request, step)
         done = self.cache.allocate(request, num_tokens)
         if not done and not self._running:
             # Alone: what is cached must not stand in the way, not even the request's own prefix.
             self.cache.free(request)
             self.cache.drop_idle()
             request.num_computed_tokens = 0
-            num_tokens = min(_remaining(request), step.budget)
+            num_tokens = self._chunk(request, step)
             done = self.cache.allocate(request, num_tokens)
         if done:
             step.add(request, num_tokens)
         return done
+
+    def _chunk(self, request: Request, step: _Step) -> int:
+        most = min(_remaining(request), step.budget)
+        return most if self._max_chunk is None else min(most, self._max_chunk)
 
     def _report(self, plan: StepPlan) -> None:
         decodes = sum(sequence.is_decode for sequence in plan.sequences)

@@ -39,7 +39,8 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``threads``: processor threads of matrix products and attention.
+    go on after a signal. ``threads``: processor threads of matrix products and attention. ``quality_table``: refuse
+    formats that cost this model more than ``quality_budget_pct`` of perplexity.
     """
 
     model: Path
@@ -63,6 +64,8 @@ class EngineOptions:
     max_body_bytes: int = 8 << 20
     grace_s: float = 1.0
     threads: int | None = None
+    quality_table: Path | None = None
+    quality_budget_pct: float = 0.5
 
     @property
     def control_path(self) -> Path:
@@ -110,6 +113,7 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--max-waiting", options.max_waiting, 1, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
+        ("--quality-budget", options.quality_budget_pct, 0, math.inf),
     )
     for name, value, least, most in limits:
         # Not a number is outside, too.
@@ -220,6 +224,19 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
     add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
+    add(
+        "--quality-table",
+        type=Path,
+        metavar="FILE",
+        help="of autotune compare-formats: formats over budget are refused",
+    )
+    add(
+        "--quality-budget",
+        type=float,
+        default=EngineOptions.quality_budget_pct,
+        metavar="PCT",
+        help="perplexity that a format may cost by the table (%(default)s)",
+    )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
     add(
         "--set",
@@ -257,6 +274,8 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         seed=arguments.seed,
         grace_s=arguments.grace,
         threads=arguments.threads,
+        quality_table=arguments.quality_table,
+        quality_budget_pct=arguments.quality_budget,
     )
 
 

@@ -6,11 +6,13 @@ whole or not at all, and repeating it changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from engine.tunables import TUNABLES, TunableValues, parse_change
+from engine.tunables import TUNABLES, TunableValue, TunableValues, parse_change
+
+Veto = Callable[[str, TunableValue], str | None]  # why a knob may not take an allowed value, or None
 
 APPLIED, CONVERGING, REJECTED, CONFLICT = "applied", "converging", "rejected", "conflict"
 
@@ -63,8 +65,11 @@ class WriterRecord:
 class TunableState:
     """Values and their history of one step. ``desired`` is what was asked, ``effective`` what new work gets."""
 
-    def __init__(self, values: TunableValues, stamp_ns: int) -> None:
-        """Raises ValueError for a missing or unknown knob or a value that is not offered."""
+    def __init__(self, values: TunableValues, stamp_ns: int, veto: Veto | None = None) -> None:
+        """``veto`` judges what patches ask for; values at start are the caller's business.
+
+        Raises ValueError for a missing or unknown knob or a value that is not offered.
+        """
         missing = set(TUNABLES) - set(values)
         if missing:
             raise ValueError(f"tunables without a value: {', '.join(sorted(missing))}")
@@ -72,6 +77,7 @@ class TunableState:
         self.effective: TunableValues = dict(self.desired)
         self.revision = 0
         first = WriterRecord("startup", "value at start", 0, stamp_ns)
+        self._veto = veto
         self.writers: dict[str, WriterRecord] = dict.fromkeys(self.desired, first)
 
     def refusal(self, patch: Patch) -> PatchOutcome | None:
@@ -82,9 +88,13 @@ class TunableState:
         bad: dict[str, KnobOutcome] = {}
         for name, value in patch.changes.items():
             try:
-                parse_change(name, value)
+                parsed = parse_change(name, value)
             except ValueError as error:
                 bad[name] = KnobOutcome(REJECTED, str(error))
+                continue
+            objection = self._veto(name, parsed) if self._veto is not None else None
+            if objection is not None:
+                bad[name] = KnobOutcome(REJECTED, objection)
         return self.rejected(patch, bad) if bad else None
 
     def rejected(self, patch: Patch, bad: Mapping[str, KnobOutcome]) -> PatchOutcome:

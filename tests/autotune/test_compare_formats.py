@@ -1,0 +1,106 @@
+"""``autotune compare-formats``: files, verdicts, and mistakes that end in one line before anything is measured."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.cli import app
+from autotune.cli._shared import fail_with
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 300,
+}
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def autotune(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = fail_with(lambda: app(["compare-formats", *arguments], standalone_mode=False))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from engine.models.random_model import write_random_model
+
+    return str(write_random_model(tmp_path_factory.mktemp("formats") / "tiny", CONFIG, seed=1, deviation=0.3))
+
+
+def test_table_csv_and_verdict(autotune: Command, model: str, tmp_path: Path) -> None:
+    code, out, err = autotune(
+        model, "--quick", "-o", str(tmp_path / "made"), "--csv", "--quality-budget", "0", "--min-agreement", "1"
+    )
+    assert code == 0, err
+    assert "tiny: cost of KV formats and eviction, budget 0 %" in out
+    document = json.loads((tmp_path / "made" / "quality.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "made" / "quality.csv").open()))
+    assert [row["setting"] for row in rows] == list(document["settings"])
+    by_name = {row["setting"]: row for row in rows}
+    assert by_name["native"]["verdict"] == "ok"
+    assert by_name["int4"]["verdict"].startswith(("perplexity", "top-1"))
+    assert float(by_name["int4"]["generated_kl"]) == document["settings"]["int4"]["generated"]["after_prompt"]["kl"] > 0
+    assert by_name["int4"]["text_kl"] == by_name["int4"]["passkeys"] == ""  # neither text nor tokenizer here
+    lines = [line.split() for line in out.splitlines() if "±" in line]
+    assert [" ".join(line[: 2 if "_" in line[0] or line[0] == "window" else 1]) for line in lines] == list(by_name)
+    assert [line[-1] == "ok" for line in lines] == [row["verdict"] == "ok" for row in rows]
+    assert "…" not in out  # nothing is cut off at 80 columns
+
+
+def mistakes(model: str, folder: Path) -> list[tuple[list[str], str]]:
+    (folder / "file").touch()
+    (folder / "empty").mkdir()
+    return [
+        (["/nowhere"], "model folder /nowhere does not exist"),
+        ([model, "--text", "/nowhere"], "/nowhere: no such file or folder"),
+        ([model, "--text", str(folder / "empty")], "holds no text (.txt or .txt.gz)"),
+        ([model, "--text", str(folder / "file")], "holds no tokenizer.json, so --text cannot be read"),
+        ([model, "-o", str(folder / "file" / "below")], "the folder cannot be made: Not a directory"),
+        ([model, "--device", "tpu"], "device 'tpu'"),
+        ([model, "--quality-budget", "-1"], "--quality-budget"),
+        ([], "Missing argument"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_mistakes_are_one_line(autotune: Command, model: str, tmp_path: Path, number: int) -> None:
+    arguments, message = mistakes(model, tmp_path)[number]
+    code, _, err = autotune(*arguments)
+    assert code in {1, 2}
+    assert message in err
+    assert [line for line in err.splitlines() if line.strip()] == [err.strip()]
+
+
+def test_a_missing_matplotlib_is_a_hint(autotune: Command, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
+    )
+    code, _, err = autotune(model, "--plot")
+    assert code == 1
+    assert err == "error: --plot needs matplotlib: pip install 'kv-autotune[plots]', or leave --plot out\n"
+
+
+def test_help_names_the_options(autotune: Command) -> None:
+    code, out, _ = autotune("--help")
+    assert code == 0
+    for option in ("--text", "--out", "--csv", "--plot", "--quick", "--quality-budget"):
+        assert option in out
