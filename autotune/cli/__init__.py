@@ -14,7 +14,7 @@ from autotune.cli._shared import fail_with
 # Verb modules in the order of the help page; each has ``register(app)``.
 _VERBS: Final = (
     "run", "engine", "daemon", "tunables", "set_tunable", "status", "decisions", "check_config", "replay",
-    "compare_formats",
+    "compare_formats", "profile", "simulate",
 )  # fmt: skip
 
 app = typer.Typer(
