@@ -31,6 +31,7 @@ class BlockPool:
         self.idle = IdleBlocks(arena)
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
+        self.class_tokens: dict[BlockClass, int] = {}  # committed tokens, in whole chunks
         self.resident_bytes = 0
         self.stale_bytes = 0
         self.version = 0  # grows whenever room may have appeared
@@ -108,6 +109,12 @@ class BlockPool:
         self.idle.slab_changed(self.arena.slab_of(offset))
         return block
 
+    def fill(self, block: Block, filled: int) -> None:
+        """``filled`` tokens of the block are committed now."""
+        kind = block.block_class
+        self.class_tokens[kind] = self.class_tokens.get(kind, 0) + filled - block.filled
+        block.filled = filled
+
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""
         block.holders[sequence] = None
@@ -150,6 +157,8 @@ class BlockPool:
             self.idle.remove(block)
         self.unmark_stale(block)
         del self.blocks[block.offset]
+        if block.filled:
+            self.class_tokens[block.block_class] -= block.filled
         count = self.class_counts[block.block_class] - 1
         if count:
             self.class_counts[block.block_class] = count

@@ -303,12 +303,14 @@ class CacheManager:
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
-        for table in sequence.tables:
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
             for index in range(len(table.blocks) - 1, -1, -1):
                 block = table.blocks[index]
                 if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
                     break
-                block.filled = max(block.filled, min(block.size, done - block.first))
+                filled = min(block.size, done - block.first)
+                if filled > block.filled:
+                    pool.fill(block, filled)
 
     def _enter(self, sequence: CacheSequence, request: Request) -> None:
         """Enter newly completed chunks into the prefix cache."""
