@@ -20,7 +20,7 @@ from engine.memory_model import GroupSpec
 from engine.request import FinishReason
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import Counters, EngineStats, Gauges
-from engine.tunable_state import Patch
+from engine.tunable_state import Patch, PatchOutcome
 from engine.tunables import TunableValue, default_values
 from envs.arrivals_feed import Feed
 from envs.latency_model import LatencyModel
@@ -143,9 +143,12 @@ class Simulator:
         """Whether nothing is left to do and nothing will arrive any more."""
         return not (self._live or self._commands) and self._feed.next_ns is None
 
-    def apply(self, patch: Patch) -> None:
-        """Write tunables now; they take effect after the actuation delay."""
+    def apply(self, patch: Patch) -> PatchOutcome | None:
+        """Write tunables now: at this step boundary, or after the actuation delay, and then the answer is not known."""
+        if not self.options.actuation_delay_s:
+            return self.core.patch(patch)
         self._command(self.now_ns + round(1e9 * self.options.actuation_delay_s), "patch", patch)
+        return None
 
     def cancel(self, request_id: str, at_ns: int) -> None:
         """The client of a request goes away."""
