@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.cache_manager import CacheManager
-from engine.core import CoreOptions, EngineCore
+from engine.core import CoreOptions, EngineCore, Runner
 from engine.core_stats import CoreStats
 from engine.events import EventSink, NullSink
 from engine.memory_model import GroupSpec
@@ -83,10 +83,15 @@ class Simulator:
         ledger: Ledger | None = None,
         quality: QualityTable | None = None,
         events: EventSink | None = None,
+        executor: tuple[Runner, VirtualClock] | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """``executor``: another runner and the clock that it moves, a recording's say; it takes single steps.
+        ``eos_token_ids``: tokens that end a request which heeds them; those of a feed have no such token.
+        """
         values = {**default_values(), **options.values}
         self.options = options
-        self.clock = VirtualClock()
+        self.clock = VirtualClock() if executor is None else executor[1]
         self.ledger = ledger or Ledger(Targets())
         sink, counters = events or NullSink(), Counters()
         self.cache = CacheManager(
@@ -108,6 +113,7 @@ class Simulator:
             clock=self.clock,
             counters=counters,
             events=sink,
+            eos_token_ids=eos_token_ids,
             recode_tokens_per_step=options.recode_budget_tokens,
         )
         self.runner = SimulatedRunner(
@@ -116,7 +122,7 @@ class Simulator:
         self.core = EngineCore(
             self.scheduler,
             self.cache,
-            self.runner,
+            self.runner if executor is None else executor[0],
             values,
             self.clock,
             options=CoreOptions(
@@ -130,7 +136,7 @@ class Simulator:
         self._commands: list[tuple[int, int, str, Any]] = []  # by time, then by order given
         self._number = 0
         # A model that hides KV by position changes what a step costs in ways that a run does not follow.
-        self._jumps = options.jump and all(group.window is None for group in groups)
+        self._jumps = options.jump and executor is None and all(group.window is None for group in groups)
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
