@@ -23,7 +23,7 @@ from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.clock import Clock
 from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
 from engine.evictor import Evictor
-from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
+from engine.formats import BLOCK_SIZES, CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
 from engine.memory_model import GroupSpec, PoolLayout, pool_layout
 from engine.plan import Entry, RecodeBatch
 from engine.prefix_cache import PrefixCache
@@ -35,6 +35,7 @@ from engine.tunables import TunableValues
 from engine.versions import Versions
 
 RESERVE_SLABS = 1
+_NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
 class CacheManager:
@@ -200,7 +201,7 @@ class CacheManager:
         added: list[int] = []
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             for size in sizes[group]:
-                block = pool.take(BlockClass(NATIVE.name, size), table.capacity, keep_slabs=keep_slabs)
+                block = pool.take(_NATIVE_CLASSES[size], table.capacity, keep_slabs=keep_slabs)
                 if block is None:
                     for undo in reversed(added):
                         self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)

@@ -26,16 +26,6 @@ _NEVER: Final = 1 << 62
 class Pace(Protocol):
     """Says how long the steps of a run take, and moves the clock."""
 
-    @property
-    def kv_bytes_read(self) -> int:
-        """KV bytes that attention covered in the last step."""
-        ...
-
-    @property
-    def kv_bytes_written(self) -> int:
-        """KV bytes that the last step wrote."""
-        ...
-
     def begin(self, requests: Sequence[Request], positions: Sequence[int]) -> None:
         """A run begins: the tokens at these positions come next."""
         ...
@@ -56,8 +46,8 @@ class Pace(Protocol):
         """The next ``number`` output tokens of a request."""
         ...
 
-    def end(self) -> None:
-        """The run is over."""
+    def end(self) -> tuple[int, int]:
+        """The run is over; returns the KV bytes that attention covered in it, and those written."""
         ...
 
 
@@ -80,7 +70,7 @@ class DecodeRun:
         self._requests = list(requests)
         self._records = [live[request.request_id] for request in requests]
         self._starts = [request.num_computed_tokens for request in requests]
-        self._begin_ns = self._now_ns = now_ns
+        self._now_ns = now_ns
         # While nothing can become stale, evicted or hidden, a commit does the same whenever it comes: once, at the end.
         self._is_lazy = self._cache.is_quiet()
         self._slots_end = [self._cache.capacity(r) - start for r, start in zip(requests, self._starts, strict=True)]
@@ -94,22 +84,30 @@ class DecodeRun:
 
     def run(self, until_ns: int) -> None:
         """Step until the clock has reached ``until_ns``, nobody is left, or a decision is due."""
-        scheduler, pace = self._scheduler, self._pace
+        scheduler, pace, stats = self._scheduler, self._pace, self._stats
         pace.begin(self._requests, self._starts)
+        number, tokens, begin_ns = len(self._requests), 0, self._now_ns
         while self._next_slot > self.done or self._allocate():
-            before_ns = self._now_ns
-            self._now_ns = pace.step()
-            self._count(self._now_ns - before_ns)
+            before_ns, now_ns = self._now_ns, pace.step()
+            self._now_ns = now_ns
             step = self.done
-            self.done += 1
-            if step in {self._next_commit, self._next_end}:
+            if step:
+                stats.gaps(now_ns - before_ns, number)
+            else:  # before the run they may have had their tokens at different times
+                for record in self._records:
+                    stats.token(record, now_ns)
+            scheduler.report_decodes(number, before_ns)
+            tokens += number
+            self.done = step + 1
+            if step == self._next_commit or step == self._next_end:  # noqa: PLR1714  # twice as fast as a set
                 self._commit(step)
-                if not self._requests or not scheduler.is_settled:
+                number = len(self._requests)
+                if not number or not scheduler.is_settled:
                     break
-            if self._now_ns >= until_ns:
+            if now_ns >= until_ns:
                 break
         self._catch_up()
-        pace.end()
+        self._count(tokens, self._now_ns - begin_ns, *pace.end())
 
     def _allocate(self) -> bool:
         """Blocks for the coming step; False when that, or what follows from it, takes a decision."""
@@ -124,21 +122,15 @@ class DecodeRun:
         self._next_slot = min(self._slots_end)
         return self._scheduler.is_settled and (not self._is_lazy or self._cache.is_quiet())
 
-    def _count(self, elapsed_ns: int) -> None:
-        counters, number = self._stats.counters, len(self._requests)
-        counters.steps += 1
+    def _count(self, tokens: int, elapsed_ns: int, bytes_read: int, bytes_written: int) -> None:
+        counters = self._stats.counters
+        counters.steps += self.done
         counters.step_time_ns += elapsed_ns
         counters.decode_time_ns += elapsed_ns
-        counters.decode_tokens_computed += number
-        counters.generation_tokens += number
-        counters.kv_bytes_read += self._pace.kv_bytes_read
-        counters.kv_bytes_written += self._pace.kv_bytes_written
-        if self.done:
-            self._stats.gaps(elapsed_ns, number)
-        else:  # before the run they may have had their tokens at different times
-            for record in self._records:
-                self._stats.token(record, self._now_ns)
-        self._scheduler.report_decodes(number, self._now_ns - elapsed_ns)
+        counters.decode_tokens_computed += tokens
+        counters.generation_tokens += tokens
+        counters.kv_bytes_read += bytes_read
+        counters.kv_bytes_written += bytes_written
 
     def _commit(self, step: int) -> None:
         """What the step's results do to the books, request by request, as in ``Scheduler.update``."""

@@ -62,6 +62,8 @@ class _Run:
     growth_bytes: int = 0
     steps: int = 0
     late: int = 0
+    tokens: int = 0
+    bytes_read: int = 0
 
 
 class SimulatedRunner:
@@ -218,8 +220,8 @@ class SimulatedRunner:
         elapsed_ns = (fixed + run.cost_fs + run.growth_fs * run.steps) // FS_PER_NS
         if self._jitter.deviation:
             elapsed_ns = self._jittered(elapsed_ns)
-        self.kv_bytes_read = run.num_bytes + run.growth_bytes * run.steps
-        self.kv_bytes_written = number * self._native_bytes
+        run.bytes_read += run.num_bytes + run.growth_bytes * run.steps
+        run.tokens += number
         now_ns = self._clock.advance_ns(elapsed_ns)
         if run.steps:
             ledger.gaps(elapsed_ns, number)
@@ -233,11 +235,13 @@ class SimulatedRunner:
     def tokens(self, request: Request, number: int) -> list[int]:
         return [cast("SimRequest", request).token] * number
 
-    def end(self) -> None:
-        for request, share in self._run.requests.items():
+    def end(self) -> tuple[int, int]:
+        run = self._run
+        for request, share in run.requests.items():
             self._charge(share)
             self._settle(cast("SimRequest", request))
         self._run = _Run()
+        return run.bytes_read, run.tokens * self._native_bytes
 
 
 def _harmonic(number: int) -> float:
