@@ -270,6 +270,11 @@ class CacheManager:
         """Tokens of a request that have slots in every group."""
         return self._by_request[request.request_id].capacity
 
+    def note_computed(self, request: Request, num_computed: int, end: int) -> None:
+        """``allocate`` and ``commit`` where they only count: the slots are there, and no chunk has been completed."""
+        sequence = self._by_request[request.request_id]
+        sequence.committed, sequence.end = num_computed, end
+
     def commit_run(self, request: Request, num_computed: int) -> None:
         """``commit`` after several steps for whose tokens slots were there."""
         sequence = self._by_request[request.request_id]

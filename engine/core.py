@@ -196,7 +196,7 @@ class EngineCore:
         requests = self._scheduler.steady()
         if not requests:
             return ()
-        run = DecodeRun(self._scheduler, requests, self._live, self._stats, pace, self._clock.now_ns())
+        run = DecodeRun(self._scheduler, requests, self._live, self._stats, pace, self._clock)
         run.run(until_ns)
         for request in run.finished:
             del self._live[request.request_id]

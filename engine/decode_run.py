@@ -1,9 +1,9 @@
 """Runs of steps in which nothing happens but decoding, without planning each one. For simulation; no torch.
 
-In such a *run* every running request computes one token per step, nothing can be admitted and nothing is recoded. What
-a step would do to the books is then known beforehand: tokens and times add up, and block allocations, chunk commits and
-endings come at steps that can be computed. Those are applied by the same methods and in the same order as stepping
-applies them, so a run changes no result; it ends before the first step that would need a decision.
+In such a *run* every running request computes one token per step and nothing can be admitted. What a step would do to
+the books is then known beforehand: tokens and times add up, and block allocations, chunk commits and endings come at
+steps that can be computed. Those, and what is recoded, are applied by the same methods and in the same order as
+stepping applies them, so a run changes no result; it ends before the first step that would need a decision.
 
 Outputs are the pace's business: requests in a run must not be able to stop early (no end-of-sequence token).
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from engine.clock import Clock
 from engine.core_stats import CoreStats, LiveRequest
 from engine.formats import CHUNK_TOKENS
+from engine.plan import RecodeBatch
 from engine.request import Request
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ class Pace(Protocol):
 
     def left(self, request: Request, position: int) -> None:
         """The request has ended; ``position`` would have been its next token."""
+        ...
+
+    def recode(self, batches: Sequence[RecodeBatch]) -> None:
+        """Run the conversions of the step that comes."""
         ...
 
     def step(self) -> int:
@@ -61,7 +67,7 @@ class DecodeRun:
         live: Mapping[str, LiveRequest],
         stats: CoreStats,
         pace: Pace,
-        now_ns: int,
+        clock: Clock,
     ) -> None:
         self.done = 0
         self.finished: list[Request] = []
@@ -70,9 +76,10 @@ class DecodeRun:
         self._requests = list(requests)
         self._records = [live[request.request_id] for request in requests]
         self._starts = [request.num_computed_tokens for request in requests]
-        self._now_ns = now_ns
+        self._clock, self._now_ns = clock, clock.now_ns()
         # While nothing can become stale, evicted or hidden, a commit does the same whenever it comes: once, at the end.
         self._is_lazy = self._cache.is_quiet()
+        self._may_recode = scheduler.recodes
         self._slots_end = [self._cache.capacity(r) - start for r, start in zip(requests, self._starts, strict=True)]
         self._ends = [scheduler.tokens_left(request) for request in requests]
         self._next_slot = min(self._slots_end)
@@ -86,28 +93,54 @@ class DecodeRun:
         """Step until the clock has reached ``until_ns``, nobody is left, or a decision is due."""
         scheduler, pace, stats = self._scheduler, self._pace, self._stats
         pace.begin(self._requests, self._starts)
-        number, tokens, begin_ns = len(self._requests), 0, self._now_ns
+        number, tokens, step_ns = len(self._requests), 0, 0
         while self._next_slot > self.done or self._allocate():
-            before_ns, now_ns = self._now_ns, pace.step()
-            self._now_ns = now_ns
+            if self._is_lazy and self._may_recode:
+                break  # conversions look at every sequence, and these are behind with their commits
+            before_ns = self._now_ns
+            recodes = self._plan_recodes() if not self._is_lazy and scheduler.recodes else ()
+            scheduler.report_decodes(number, sum(batch.num_tokens for batch in recodes), before_ns)
+            begin_ns = self._recode(recodes) if recodes else before_ns
+            self._now_ns = now_ns = pace.step()
+            step_ns += now_ns - begin_ns
             step = self.done
             if step:
                 stats.gaps(now_ns - before_ns, number)
             else:  # before the run they may have had their tokens at different times
                 for record in self._records:
                     stats.token(record, now_ns)
-            scheduler.report_decodes(number, before_ns)
             tokens += number
             self.done = step + 1
+            has_news = bool(recodes)
             if step == self._next_commit or step == self._next_end:  # noqa: PLR1714  # twice as fast as a set
                 self._commit(step)
-                number = len(self._requests)
-                if not number or not scheduler.is_settled:
-                    break
-            if now_ns >= until_ns:
+                number, has_news = len(self._requests), True
+            if recodes:
+                self._finish_recodes(recodes)
+            if now_ns >= until_ns or (has_news and not (number and scheduler.is_settled)):
                 break
         self._catch_up()
-        self._count(tokens, self._now_ns - begin_ns, *pace.end())
+        self._count(tokens, step_ns, *pace.end())
+
+    def _plan_recodes(self) -> tuple[RecodeBatch, ...]:
+        """What the coming step converts. Which blocks still grow is seen by how far their holders are."""
+        for request, start in zip(self._requests, self._starts, strict=True):
+            self._cache.note_computed(request, start + self.done, start + self.done + 1)
+        return self._scheduler.plan_recodes()
+
+    def _finish_recodes(self, batches: Sequence[RecodeBatch]) -> None:
+        for request, start in zip(self._requests, self._starts, strict=True):
+            self._cache.note_computed(request, start + self.done, start + self.done)
+        self._cache.finish_recodes(batches)
+        for request in self._requests:
+            self._pace.changed(request)
+
+    def _recode(self, batches: Sequence[RecodeBatch]) -> int:
+        """Run a step's conversions; returns when they are done."""
+        self._pace.recode(batches)
+        now_ns = self._clock.now_ns()
+        self._stats.counters.recode_time_ns += now_ns - self._now_ns
+        return now_ns
 
     def _allocate(self) -> bool:
         """Blocks for the coming step; False when that, or what follows from it, takes a decision."""
@@ -120,6 +153,7 @@ class DecodeRun:
                 self._slots_end[index] = self._cache.capacity(request) - self._starts[index]
                 self._pace.changed(request)
         self._next_slot = min(self._slots_end)
+        self._may_recode = self._scheduler.recodes
         return self._scheduler.is_settled and (not self._is_lazy or self._cache.is_quiet())
 
     def _count(self, tokens: int, elapsed_ns: int, bytes_read: int, bytes_written: int) -> None:
@@ -148,6 +182,7 @@ class DecodeRun:
                 self._pace.changed(request)
         if self._next_end == step:
             self._drop_ended(step)
+            self._may_recode = self._scheduler.recodes
         self._next_commit = min(self._commits, default=_NEVER)
 
     def _end(self, request: Request, index: int, stop: int) -> None:

@@ -368,8 +368,8 @@ class Scheduler:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next plan would admit nobody and recode nothing, as long as running requests only decode."""
-        if self._sync_recode or (self._recode_tokens and self.cache.has_recode_work()):
+        """Whether the next plan would admit nobody, as long as running requests only decode."""
+        if self._sync_recode:
             return False
         if not (self._preempted or self._waiting):
             return True
@@ -377,6 +377,17 @@ class Scheduler:
         if running >= self._max_seqs or running >= self._max_batched:
             return True
         return self._blocked_at == (self.cache.room_version, running)
+
+    def plan_recodes(self) -> tuple[RecodeBatch, ...]:
+        """What the step that is being run recodes; to be finished after its commits."""
+        if not self.recodes:
+            return ()
+        return self.cache.plan_recodes(self._recode_tokens, in_step=True)
+
+    @property
+    def recodes(self) -> bool:
+        """Whether the next plan might recode."""
+        return self._recode_tokens > 0 and self.cache.has_recode_work()
 
     def tokens_left(self, request: Request) -> int:
         """Output tokens that a request will still get."""
@@ -387,10 +398,11 @@ class Scheduler:
         """A running request has its last token."""
         self._finish(request, FinishReason.LENGTH)
 
-    def report_decodes(self, number: int, stamp_ns: int) -> None:
-        """One step of nothing but ``number`` decodes was run."""
+    def report_decodes(self, number: int, recoded_tokens: int, stamp_ns: int) -> None:
+        """One step of ``number`` decodes and no prefill was planned."""
         if not isinstance(self._events, NullSink):
-            self._events.emit(StepScheduled(stamp_ns, number, 0, 0, len(self._running), self.num_waiting))
+            running, waiting = len(self._running), self.num_waiting
+            self._events.emit(StepScheduled(stamp_ns, number, 0, recoded_tokens, running, waiting))
 
     # -- results --------------------------------------------------------------------------------------------------
 

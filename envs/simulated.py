@@ -138,6 +138,7 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._live: LiveEngine | None = None
         self._port: SimPort | None = None
         self._world: Draw | None = None
+        self.last_figures = TrueFigures()  # of the last interval, whole
         self._rows: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
 
     # -- the Gymnasium interface ----------------------------------------------------------------------------------
@@ -266,8 +267,8 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _finish(self, info: dict[str, Any]) -> dict[str, Any]:
         port = self._running()[1]
-        figures = true_figures(port.simulator.ledger.take(), self._targets, self._interval_ns / 1e9)
-        info["true"] = figures
+        self.last_figures = port.simulator.ledger.take()
+        info["true"] = true_figures(self.last_figures, self._targets, self._interval_ns / 1e9)
         info["world"] = self._world
         if self.render_mode is not None:
             self._rows.append(_row(port.simulator.now_ns, info))

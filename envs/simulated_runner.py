@@ -62,6 +62,7 @@ class _Run:
     growth_bytes: int = 0
     steps: int = 0
     late: int = 0
+    last_ns: int = 0
     tokens: int = 0
     bytes_read: int = 0
 
@@ -224,12 +225,14 @@ class SimulatedRunner:
         run.tokens += number
         now_ns = self._clock.advance_ns(elapsed_ns)
         if run.steps:
-            ledger.gaps(elapsed_ns, number)
-            run.late += elapsed_ns > ledger.tbt_ns
+            gap_ns = now_ns - run.last_ns  # recoding included
+            ledger.gaps(gap_ns, number)
+            run.late += gap_ns > ledger.tbt_ns
         else:  # before the run they may have had their tokens at different times
             for request in run.requests:
                 ledger.token(cast("SimRequest", request), now_ns)
         run.steps += 1
+        run.last_ns = now_ns
         return now_ns
 
     def tokens(self, request: Request, number: int) -> list[int]:
