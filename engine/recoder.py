@@ -24,7 +24,7 @@ from itertools import pairwise
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.compaction import is_cramped, slab_to_empty
-from engine.formats import FORMATS, NATIVE, BlockClass
+from engine.formats import FORMATS, BlockClass
 from engine.pool_block import Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
@@ -53,7 +53,6 @@ class Recoder:
         self.sequences = sequences
         self.settings = settings
         self.recent_tokens = recent_tokens
-        self._settled = _settled_class(settings)
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
 
@@ -69,7 +68,7 @@ class Recoder:
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.in_recode or (block.block_class == self._settled and not block.is_stale):
+        if block.in_recode:
             return
         if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
             self.pool.mark_stale(block)
@@ -96,7 +95,6 @@ class Recoder:
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
         self.settings = settings
-        self._settled = _settled_class(settings)
         self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):
@@ -372,8 +370,3 @@ class Recoder:
         for target in targets:
             target.holders[sequence.serial] = None
         sequence.lossiest = max(sequence.lossiest, targets[0].block_class.lossiness)
-
-
-def _settled_class(settings: CacheSettings) -> BlockClass | None:
-    """The class of blocks that need no conversion whoever holds them: native ones of the current size, under native."""
-    return BlockClass(NATIVE.name, settings.block_size) if settings.kv_format == NATIVE.name else None

@@ -80,6 +80,7 @@ class Scheduler:
         self.counters = counters if counters is not None else Counters()
         self._clock = clock
         self._events: EventSink = events if events is not None else NullSink()
+        self._is_silent = isinstance(self._events, NullSink)
         self._eos = eos_token_ids
         self._recode_tokens = recode_tokens_per_step
         self._sync_recode = sync_recode
@@ -224,7 +225,7 @@ class Scheduler:
         if self._sync_recode or self._recode_tokens:
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
         plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
-        if not plan.is_empty:
+        if not plan.is_empty and not self._is_silent:
             self._report(plan)
         return plan
 
@@ -400,7 +401,7 @@ class Scheduler:
 
     def report_decodes(self, number: int, recoded_tokens: int, stamp_ns: int) -> None:
         """One step of ``number`` decodes and no prefill was planned."""
-        if not isinstance(self._events, NullSink):
+        if not self._is_silent:
             running, waiting = len(self._running), self.num_waiting
             self._events.emit(StepScheduled(stamp_ns, number, 0, recoded_tokens, running, waiting))
 

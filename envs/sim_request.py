@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from engine.request import CachePolicy, Request, SamplingParams
 from envs.workload.trace import TraceRequest
@@ -18,11 +18,13 @@ class SimRequest(Request):
     """A request whose output is the token ``token`` again and again, which no other request has.
 
     ``late_gaps``: gaps between its tokens that were longer than the target. ``trace_index``: its place in the trace.
+    ``share``: what :mod:`envs.simulated_runner` remembers of it.
     """
 
     token: int = 0
     late_gaps: int = 0
     trace_index: int = -1
+    share: Any = None
 
 
 def make_request(

@@ -41,7 +41,7 @@ class _Share:
     each times its loss.
     """
 
-    start: int
+    start: int = 0
     version: int = 0
     cost_fs: int = 0
     growth_fs: int = 0
@@ -152,21 +152,34 @@ class SimulatedRunner:
     # -- runs of decode steps -------------------------------------------------------------------------------------
 
     def begin(self, requests: Sequence[Request], positions: Sequence[int]) -> None:
-        self._run = _Run({request: _Share(start) for request, start in zip(requests, positions, strict=True)})
-        for request in requests:
-            self.changed(request)
+        run = self._run = _Run()
+        for request, start in zip(requests, positions, strict=True):
+            mine = cast("SimRequest", request)
+            share = mine.share
+            if share is None:
+                share = mine.share = _Share()
+            share.start, share.lost_since = start, 0
+            run.requests[request] = share
+            self._price(request, share)
+            self._put_in(share)
 
     def changed(self, request: Request) -> None:
-        run, counter = self._run, self._counter
-        share = run.requests[request]
+        share = self._run.requests[request]
+        self._take_out(share)
+        self._charge(share)
+        self._price(request, share)
+        self._put_in(share)
+
+    def _price(self, request: Request, share: _Share) -> None:
+        """Read the request's tables, if they have changed since the last look."""
+        counter, tables = self._counter, self._cache
         # Versions come from one counter for all tables, so the newest tells of any change.
-        version = max(self._cache.table(request, group).version for group in range(len(counter.layers)))
+        version = max([tables.table(request, group).version for group in range(len(counter.layers))])
         if version == share.version:
             return
         share.version = version
-        self._take_out(share)
         cost = growth = num_bytes = growth_bytes = 0
-        parts = counter.stored(request, self._cache)
+        parts = counter.stored(request, tables)
         for layers, token_bytes, stored in zip(counter.layers, counter.token_bytes, parts, strict=True):
             last, tokens = stored.last_code, stored.tokens
             cost += layers * (self._block_fs * stored.num_entries - self._kv_fs[last] * stored.last_first)
@@ -180,12 +193,14 @@ class SimulatedRunner:
                 cost += layers * sum(map(mul, self._kv_fs, tokens))
                 num_bytes += sum(map(mul, token_bytes, tokens))
         share.cost_fs, share.growth_fs, share.num_bytes, share.growth_bytes = cost, growth, num_bytes, growth_bytes
-        run.cost_fs += cost + growth * (share.start + 1)
-        run.growth_fs += growth
-        run.num_bytes += num_bytes + growth_bytes * (share.start + 1)
-        run.growth_bytes += growth_bytes
-        self._charge(share)
         share.lost = self._lost(request, parts)
+
+    def _put_in(self, share: _Share) -> None:
+        run = self._run
+        run.cost_fs += share.cost_fs + share.growth_fs * (share.start + 1)
+        run.growth_fs += share.growth_fs
+        run.num_bytes += share.num_bytes + share.growth_bytes * (share.start + 1)
+        run.growth_bytes += share.growth_bytes
 
     def _take_out(self, share: _Share) -> None:
         run = self._run
