@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -16,16 +16,14 @@ from engine.models.folder import read_config, read_json
 from engine.models.registry import parse_config
 from envs.analytic import analytic_profile
 from envs.metrics_fit import Window, fit_windows, read_page, window
-from envs.profile import Capacity, Profile, Quality, capacities
+from envs.profile import Profile, Quality
 
 if TYPE_CHECKING:
     from engine.models.config import ModelConfig
-    from engine.profiling.scenarios import Scenario
+    from envs.measured import Progress
 
 FALLBACK_DEVICE: Final = "H100"
 _PACKAGES: Final = ("kv-autotune", "torch", "triton", "numba", "numpy")
-Progress = Callable[[int, int, str], None]
-"""Called with what is done, how much there is, and what is next."""
 
 
 def versions() -> dict[str, str]:
@@ -118,97 +116,18 @@ def measure(
     dtype: str = "auto",
     threads: int | None = None,
     quick: bool = False,
-    progress: Progress,
+    progress: Progress | None = None,
 ) -> Profile:
-    """Measure a model on this machine. Raises EngineError for anything a user can put right."""
-    import numpy as np  # noqa: PLC0415
+    """Measure a model folder on this machine. Raises EngineError for anything a user can put right."""
     import torch  # noqa: PLC0415
 
-    from engine.assembly import measure_bandwidth  # noqa: PLC0415
     from engine.loader import load_model  # noqa: PLC0415
-    from engine.profiling.measure import Measurer  # noqa: PLC0415
-    from engine.profiling.scenarios import scenarios  # noqa: PLC0415
-    from engine.quality.digest import model_digest  # noqa: PLC0415
-    from envs.latency_fit import fit_recodes, fit_steps  # noqa: PLC0415
-    from envs.profile import Device, FitError, Group, Latency, Model, terms  # noqa: PLC0415
+    from envs.measured import measure_profile  # noqa: PLC0415
 
     if threads is not None:
         torch.set_num_threads(threads)
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     loaded = load_model(path, where, dtype)
-    try:
-        measurer = Measurer(loaded, pool_bytes)
-    except (ValueError, RuntimeError) as error:
-        raise EngineError(f"a KV pool of {pool_bytes} bytes does not do: {error}") from error
-    chosen = scenarios(
-        pool_tokens=measurer.pool_tokens, max_model_len=loaded.config.max_model_len, max_tokens=25_000, quick=quick
+    return measure_profile(
+        loaded, pool_bytes=pool_bytes, created=now(), versions=versions(), quick=quick, progress=progress
     )
-    if not chosen:
-        raise EngineError("the pool is too small to measure anything; give more with --kv-pool-bytes")
-    progress(0, len(chosen), "compiling kernels")
-    measurer.warm_up()
-    done = 0
-
-    def count(scenario: Scenario) -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(chosen), _describe(scenario))
-
-    samples = measurer.run(chosen, count)
-    steps = fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
-    recodes = fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
-    config, target = loaded.config, loaded.model.device
-    is_cuda = target.type == "cuda"
-    return Profile(
-        source="measured",
-        created=now(),
-        device=Device(
-            name=torch.cuda.get_device_name(target) if is_cuda else "cpu",
-            bandwidth_bytes_per_s=measure_bandwidth(target),
-            threads=None if is_cuda else torch.get_num_threads(),
-        ),
-        versions=versions(),
-        model=Model(
-            name=loaded.name,
-            architecture=config.architecture,
-            dtype=str(loaded.model.dtype).removeprefix("torch."),
-            max_model_len=config.max_model_len,
-            vocab_size=config.vocab_size,
-            groups=[Group.of(group) for group in loaded.groups],
-            sha256=model_digest(path),
-        ),
-        pool_bytes=pool_bytes,
-        latency=Latency(
-            knee_tokens=steps.knee_tokens,
-            terms=terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts)),
-            steps=FitError(**vars(steps.error)),
-            recodes=FitError(**vars(recodes.error)),
-        ),
-        capacity=_capacity(loaded.groups, pool_bytes),
-        notes=["a quick measurement: few scenarios"] if quick else [],
-    )
-
-
-def _capacity(groups: Iterable[object], pool_bytes: int) -> list[Capacity]:
-    return capacities(list(groups), pool_bytes)  # type: ignore[arg-type]
-
-
-def _describe(scenario: Scenario) -> str:
-    return (
-        f"{scenario.batch} x {scenario.context} tokens, {scenario.kv_format} in blocks of {scenario.block_size}, "
-        f"budget {scenario.budget}"
-    )
-
-
-def _unseen(counts: list[list[int]]) -> set[str]:
-    from engine.step_counts import RECODE_NAMES  # noqa: PLC0415
-
-    return {name for index, name in enumerate(RECODE_NAMES) if not any(row[index] for row in counts)}
-
-
-def _all_pairs(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Conversions that were not measured cost as much as the dearest that was (estimated)."""
-    from engine.step_counts import RECODES  # noqa: PLC0415
-
-    dearest = max((value for name, value in seconds.items() if name != "recode"), default=0.0)
-    return {f"recode_{a}_{b}": dearest for a, b in RECODES} | dict(seconds)

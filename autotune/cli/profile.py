@@ -13,7 +13,7 @@ import typer
 from autotune.cli._shared import CliError
 
 if TYPE_CHECKING:
-    from autotune.profiling import Progress
+    from envs.measured import Progress
     from envs.profile import Profile
 
 _FEW_READINGS = 5
