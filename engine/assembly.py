@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import threading
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +13,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.bandwidth import measure_bandwidth, measure_link
 from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
 from engine.core import CoreOptions, EngineCore
 from engine.core_stats import CoreStats
 from engine.errors import EngineError
 from engine.events import NullSink
+from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
+from engine.prefix_policy import parity_tokens
 from engine.quality.gate import QualityBudget, quality_gate
 from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size
 from engine.stats import Counters, Gauges
+from engine.streaming import CudaStreamer, EmulatedStreamer, Streamer
 from engine.token_bytes import detokenizer_factory
 from engine.tokenizer import ModelTokenizer
+from engine.transfers import HostLink
 from engine.warmup import warm_up
 from kernels import ops
 
@@ -39,7 +43,12 @@ if TYPE_CHECKING:
 _CUDA_SHARE = 0.85
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
-_BANDWIDTH_BYTES = 64 << 20
+_STAGING_PART = 16  # that part of the pool is for streaming from the host, if there is a host pool
+_EMULATED_LINK_SHARE = 1 / 20  # of the memory's bandwidth: about what PCIe is to a GPU's
+# Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
+_RECODE_SHARE = 0.15
+# A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
+_CUDA_RECODE_TOKENS = 512
 _NOTICE_AFTER_S = 5.0
 
 
@@ -66,10 +75,13 @@ def assemble(options: EngineOptions) -> Assembly:
     tokenizer = ModelTokenizer(options.model)
     max_model_len = _max_model_len(options, loaded)
     pool_bytes = options.kv_pool_bytes or _default_pool_bytes(loaded.model.device)
+    probe = MachineProbe(loaded.model.device)
+    link = _link(options, loaded.model.device, probe.bandwidth) if options.host_pool_bytes else None
+    staging_bytes = pool_bytes // _STAGING_PART if link is not None else 0
     try:
         cache = CacheManager(
             loaded.groups,
-            pool_bytes,
+            pool_bytes - staging_bytes,
             values,
             recent_tokens=options.recent_tokens,
             sinks=options.sinks,
@@ -77,11 +89,17 @@ def assemble(options: EngineOptions) -> Assembly:
             clock=clock,
             events=NullSink(),
             counters=counters,
+            pin_share=options.prefix_pin_share,
+            parity_tokens=parity_tokens(loaded.config.hidden_size),
+            host_pool_bytes=options.host_pool_bytes,
+            link=link,
+            staging_bytes=staging_bytes,
         )
     except ValueError as error:
-        raise EngineError(f"{error}; give another size with --kv-pool-bytes") from error
+        raise EngineError(_pool_advice(str(error))) from error
+    recode_tokens, recode_share = _recode_pace(options, loaded.model.device)
     runner = _runner(options, loaded, cache)
-    _warm_up(runner, loaded, pool_bytes, clock)
+    _warm_up(runner, loaded, cache.layout.total_bytes, clock)
     scheduler = Scheduler(
         cache,
         values,
@@ -90,7 +108,7 @@ def assemble(options: EngineOptions) -> Assembly:
         clock=clock,
         counters=counters,
         eos_token_ids=loaded.eos_token_ids,
-        recode_tokens_per_step=options.recode_budget_tokens,
+        recode_tokens_per_step=recode_tokens,
     )
     served = ServedModel(
         name=options.served_model_name or loaded.name,
@@ -112,13 +130,19 @@ def assemble(options: EngineOptions) -> Assembly:
             instance=uuid.uuid4().hex,
             max_model_len=max_model_len,
             idle_recode_tokens=options.idle_recode_tokens,
+            recode_share=recode_share,
         ),
         stats=CoreStats(counters),
-        probe=MachineProbe(loaded.model.device),
+        probe=probe,
+        mover=_mover(cache, runner, clock) if link is not None else None,
         veto=gate,
     )
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     summary = f"{loaded.model.device.type}, {dtype}, KV pool {format_size(pool_bytes)}"
+    if link is not None:
+        kind = "emulated link" if link.is_emulated else "link"
+        rate = format_size(int(link.in_bytes_per_s))
+        summary += f", host pool {format_size(options.host_pool_bytes)} over an {kind} of {rate}/s"
     return Assembly(core, served, clock, summary)
 
 
@@ -128,27 +152,49 @@ class MachineProbe:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._bandwidth = measure_bandwidth(device)
+        self.bandwidth = measure_bandwidth(device)
 
     def __call__(self, gauges: Gauges) -> None:
         gauges.memory_rss_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * self._page_bytes
         if self._device.type == "cuda":
             gauges.device_memory_bytes = torch.cuda.memory_allocated(self._device)
-        gauges.memory_bandwidth_bytes_per_s = self._bandwidth
+        gauges.memory_bandwidth_bytes_per_s = self.bandwidth
 
 
-def measure_bandwidth(device: torch.device) -> float:
-    """Bytes read and written per second by the best of a few large copies; takes under a tenth of a second."""
-    source = torch.zeros(_BANDWIDTH_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(4):
-        _synchronise(device)
-        begin = time.perf_counter()
-        target.copy_(source)
-        _synchronise(device)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * _BANDWIDTH_BYTES / best
+def _link(options: EngineOptions, device: torch.device, bandwidth: float) -> HostLink:
+    """A GPU's link is measured; without one it is emulated, at the rate that was asked for."""
+    if device.type == "cuda":
+        return HostLink(*measure_link(device), is_emulated=False)
+    rate = options.host_link_bytes_per_s or bandwidth * _EMULATED_LINK_SHARE
+    return HostLink(rate, rate)
+
+
+def _mover(cache: CacheManager, runner: ModelRunner, clock: Clock) -> Mover:
+    sizes = [cache.group_host_bytes(group) for group in range(len(cache.groups))]
+    device, link = runner.arenas[0].device, cache.link
+    try:
+        hosts = host_arenas(sizes, device)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        wanted = format_size(sum(sizes))
+        raise EngineError(f"a host pool of {wanted} does not fit; give less with --host-pool-bytes") from error
+    if link is None:
+        raise EngineError("a host pool needs a link")
+    streamer: Streamer
+    mover: Mover
+    if link.is_emulated:
+        emulated = EmulatedMover(runner.arenas, hosts, link, clock, ops.copy_bytes)
+        mover, streamer = emulated, EmulatedStreamer(runner.arenas, hosts, emulated.line, clock, ops.copy_bytes)
+    else:
+        mover = CudaMover(runner.arenas, hosts, link, ops.copy_bytes)
+        streamer = CudaStreamer(runner.arenas, hosts, ops.copy_bytes)
+    runner.stream_with(streamer, cache.stream_places())
+    return mover
+
+
+def _pool_advice(message: str) -> str:
+    if "host" in message:
+        return message if "--host-pool-bytes" in message else f"{message}; give another size with --host-pool-bytes"
+    return f"{message}; give another size with --kv-pool-bytes"
 
 
 def _runner(options: EngineOptions, loaded: LoadedModel, cache: CacheManager) -> ModelRunner:
@@ -174,6 +220,13 @@ def _warm_up(runner: ModelRunner, loaded: LoadedModel, pool_bytes: int, clock: C
         notice.cancel()
 
 
+def _recode_pace(options: EngineOptions, device: torch.device) -> tuple[int, float]:
+    """Tokens per step, and the share of its time instead (0: none)."""
+    if options.recode_budget_tokens is not None:
+        return options.recode_budget_tokens, 0.0
+    return (_CUDA_RECODE_TOKENS, 0.0) if device.type == "cuda" else (0, _RECODE_SHARE)
+
+
 def _max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
     most = loaded.config.max_model_len
     if options.max_model_len is None:
@@ -188,8 +241,3 @@ def _default_pool_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(_CPU_MOST_BYTES, int(free * _CPU_SHARE))
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.plan import Entry, ScheduledSequence
 from engine.request import Request
 from engine.staging import StagingBuffer
+from engine.streaming import Expanded, GroupStream, StreamPlanner, expand
 from kernels.layout import ENTRY_FIRST, ENTRY_FORMAT, ENTRY_OFFSET, ENTRY_VALID, ENTRY_WIDTH, FORMATS, KVShape
 from kernels.table import TableView
 
@@ -44,11 +45,17 @@ class BlockTables(Protocol):
 
 @dataclass(frozen=True)
 class GroupInputs:
-    """One layer group's share of a step: where new tokens go, and the tables of both kinds of sequences."""
+    """One layer group's share of a step: where new tokens go, and the tables of both kinds of sequences.
+
+    ``entries``: the rows of both tables, int32 [sequences, width, 4]; if some are ``streamed``, their offsets change
+    from layer to layer.
+    """
 
     slots: Tensor  # int32 [tokens, 2]
     decode: TableView | None
     prefill: TableView | None
+    entries: Tensor
+    streamed: GroupStream | None = None
 
 
 @dataclass(frozen=True)
@@ -70,17 +77,32 @@ class StepInputs:
     kv_bytes_read: int
     kv_bytes_written: int
 
+    @property
+    def host_bytes_read(self) -> int:
+        """Bytes that are streamed from the host, all layers."""
+        streams = [group.streamed for group in self.groups if group.streamed is not None]
+        return sum(stream.num_bytes * len(stream.copies) for stream in streams)
+
 
 @dataclass
 class _Rows:
-    """A sequence's block table in one group: the first ``count`` rows of ``data`` as of the cache's ``version``."""
+    """A sequence's block table in one group: the first ``count`` rows of ``data`` as of the cache's ``version``.
+
+    ``on_host``: of each row, whether its block is on the host. If any is, ``expanded`` is what kernels get.
+    """
 
     data: Int32 = field(default_factory=lambda: np.empty((8, ENTRY_WIDTH), np.int32))
+    on_host: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(8, np.bool_))
     count: int = 0
     version: int = 0
+    expanded: Expanded | None = None
 
-    def refresh(self, sequence: ScheduledSequence, group: int, tables: BlockTables) -> int:
-        """Bring the rows up to date and return their number."""
+    def rows(self) -> Int32:
+        """What goes into the batch's table, int32 [n, 4]."""
+        return self.data[: self.count] if self.expanded is None else self.expanded.rows
+
+    def refresh(self, sequence: ScheduledSequence, group: int, shape: KVShape, tables: BlockTables) -> int:
+        """Bring the rows up to date and return the number that goes into the batch's table."""
         request = sequence.request
         version = tables.entries_version(request, group)
         if version != self.version:
@@ -88,9 +110,14 @@ class _Rows:
             start = min(tables.first_changed_index(request, group, self.version), max(self.count - 1, 0))
             self._replace(start, tables.entries(request, group, start))
             self.version = version
+            on_host = self.on_host[: self.count]
+            self.expanded = expand(self.data[: self.count], on_host, shape) if on_host.any() else None
         tail = self.data[self.count - 1]
         tail[ENTRY_VALID] = sequence.start + sequence.num_tokens - tail[ENTRY_FIRST]
-        return self.count
+        if self.expanded is None:
+            return self.count
+        self.expanded.rows[-1] = tail
+        return len(self.expanded.rows)
 
     def _replace(self, start: int, entries: Sequence[Entry]) -> None:
         self.count = start + len(entries)
@@ -98,9 +125,11 @@ class _Rows:
             grown = np.empty((2 * self.count, ENTRY_WIDTH), np.int32)
             grown[:start] = self.data[:start]
             self.data = grown
+            self.on_host = np.concatenate([self.on_host, np.zeros(len(grown) - len(self.on_host), np.bool_)])
         if entries:
             columns = [(entry.offset, entry.format_code, entry.first, entry.valid) for entry in entries]
             self.data[start : self.count] = columns
+            self.on_host[start : self.count] = [entry.on_host for entry in entries]
 
 
 class BatchBuilder:
@@ -108,10 +137,16 @@ class BatchBuilder:
 
     def __init__(self, shapes: Sequence[KVShape], windows: Sequence[int | None], device: torch.device) -> None:
         self._device = device
+        self._shapes = shapes
         self._windows = windows
+        self._planners: Sequence[StreamPlanner] = ()
         self._token_bytes = [_token_bytes(shape) for shape in shapes]
         self._rows: WeakKeyDictionary[Request, list[_Rows]] = WeakKeyDictionary()
         self._staging = StagingBuffer(device)
+
+    def stream_through(self, planners: Sequence[StreamPlanner]) -> None:
+        """Where tiles of each group that lie on the host go while they are attended."""
+        self._planners = planners
 
     def build(self, scheduled: Sequence[ScheduledSequence], tables: BlockTables) -> StepInputs:
         """Inputs of one step. Sequences of one token come first, whatever the reason for their having one."""
@@ -125,7 +160,8 @@ class BatchBuilder:
         widths = [0] * num_groups
         for sequence, row in zip(sequences, rows, strict=True):
             for group in range(num_groups):
-                widths[group] = max(widths[group], row[group].refresh(sequence, group, tables))
+                width = row[group].refresh(sequence, group, self._shapes[group], tables)
+                widths[group] = max(widths[group], width)
 
         sizes = [num_tokens, num_tokens, len(sequences), len(chunks) + 1]
         for width in widths:
@@ -145,12 +181,22 @@ class BatchBuilder:
             slots, entries, counts = host[4 + 3 * group : 7 + 3 * group]
             table = entries.reshape(len(sequences), width, ENTRY_WIDTH)
             _fill_group([row[group] for row in rows], num_decode, positions, first_rows, slots.reshape(-1, 2), table)
-            counts[:] = [row[group].count for row in rows]
+            counts[:] = [len(row[group].rows()) for row in rows]
             read += self._bytes_read(group, table, counts, query_first)
             written += num_tokens * int(self._token_bytes[group][0])
 
         end = max(sequence.start + sequence.num_tokens for sequence in sequences)
-        return self._to_device(sequences, first_rows, end, num_decode, widths, read, written)
+        streams = [self._streamed([row[group] for row in rows], group, width) for group, width in enumerate(widths)]
+        return self._to_device(sequences, first_rows, end, num_decode, widths, streams, read, written)
+
+    def _streamed(self, rows: Sequence[_Rows], group: int, width: int) -> GroupStream | None:
+        parts = [(index * width, row.expanded) for index, row in enumerate(rows) if row.expanded is not None]
+        if not parts:
+            return None
+        cells = np.concatenate([(first + part.at) * ENTRY_WIDTH + ENTRY_OFFSET for first, part in parts])
+        source = np.concatenate([part.source for _, part in parts])
+        codes = np.concatenate([part.codes for _, part in parts])
+        return self._planners[group].plan(cells, source, codes, self._device)
 
     def _rows_of(self, request: Request) -> list[_Rows]:
         rows = self._rows.get(request)
@@ -175,6 +221,7 @@ class BatchBuilder:
         end: int,
         num_decode: int,
         widths: Sequence[int],
+        streams: Sequence[GroupStream | None],
         read: int,
         written: int,
     ) -> StepInputs:
@@ -189,7 +236,7 @@ class BatchBuilder:
                 decode = TableView(table[:num_decode], counts[:num_decode], query_first[:num_decode], farthest)
             if num_decode < len(sequences):
                 prefill = TableView(table[num_decode:], counts[num_decode:], query_first[num_decode:])
-            groups.append(GroupInputs(slots.view(-1, 2), decode, prefill))
+            groups.append(GroupInputs(slots.view(-1, 2), decode, prefill, table, streams[group]))
         return StepInputs(sequences, first_rows, ids, positions, end, num_decode, query_starts, groups, read, written)
 
 
@@ -213,16 +260,17 @@ def _fill_group(
     rows: Sequence[_Rows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32, table: Int32
 ) -> None:
     """Copy rows into the batch's table and find each new token's slot: its block's offset and its place inside."""
-    for target, row in zip(table, rows, strict=True):
-        target[: row.count] = row.data[: row.count]
+    each = [row.rows() for row in rows]
+    for target, data in zip(table, each, strict=True):
+        target[: len(data)] = data
     if num_decode:
-        tails = np.array([row.count - 1 for row in rows[:num_decode]])
+        tails = np.array([len(data) - 1 for data in each[:num_decode]])
         tail = table[np.arange(num_decode), tails]
         slots[:num_decode, 0] = tail[:, ENTRY_OFFSET]
         slots[:num_decode, 1] = positions[:num_decode] - tail[:, ENTRY_FIRST]
     bounds = [*first_rows[num_decode:], len(positions)]
-    for row, start, stop in zip(rows[num_decode:], bounds[:-1], bounds[1:], strict=True):
-        data, where = row.data[: row.count], positions[start:stop]
+    for data, start, stop in zip(each[num_decode:], bounds[:-1], bounds[1:], strict=True):
+        where = positions[start:stop]
         block = np.searchsorted(data[:, ENTRY_FIRST], where, side="right") - 1
         slots[start:stop, 0] = data[block, ENTRY_OFFSET]
         slots[start:stop, 1] = where - data[block, ENTRY_FIRST]

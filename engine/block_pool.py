@@ -1,8 +1,14 @@
 """The blocks of one layer group: who holds them, which are only cached, which wait for another class. No torch.
 
-A block is in exactly one state: *held* (by sequences' block tables), *idle* (nobody holds it, the prefix cache can
-still hit it; given up least recently used first when room is needed), or *in recode* with neither (its storage waits
-for a conversion to end). A block that is none of these is free and not here at all.
+A block is in exactly one state: *held* (by the block tables of sequences, pins included), *idle* (nobody holds it, the
+prefix cache can still hit it; given up when room is needed, in the order of the prefix policy), or *needed as it is*
+with neither (its storage waits for a conversion or a copy to end). A block that is none of these is free and not here
+at all.
+
+A group has one pool per tier, device and, if there is one, host. Each passes on what concerns blocks of the other. On
+the host, a *shadow* (a twin of a device block, see :class:`engine.pool_block.Block`) counts as idle too; losing it
+costs only another copy, so shadows go first. A device block that has a twin is not lost when it is given up:
+``demote`` lets the twin take its place.
 
 Requests do not get the last ``reserve_slabs`` free slabs: conversions need somewhere to write before they free
 anything. Only a sequence that is alone may have them, so that it always ends.
@@ -13,31 +19,62 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.arena import Arena, IntegrityError
+from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
 from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
-from engine.pool_block import Block
+from engine.pool_block import DEVICE, HOST, Block
+from engine.prefix_policy import PrefixPolicy
+from engine.versions import Versions
 
 
 class BlockPool:
     """Allocates, shares, caches and frees the blocks of one group.
 
-    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache.
+    ``forget(block)`` is called before an idle block is given up, to take it out of the prefix cache; it returns other
+    blocks that are no longer cached either. ``before``: see :class:`engine.idle_blocks.IdleBlocks`. ``lives`` may be
+    shared by pools. ``host``: the group's pool on the host.
     """
 
-    def __init__(self, arena: Arena, forget: Callable[[Block], None], *, reserve_slabs: int = 1) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        forget: Callable[[Block], Sequence[Block]],
+        *,
+        reserve_slabs: int = 1,
+        before: Callable[[Block], Block | None] | None = None,
+        lives: BlockLives | None = None,
+        host: BlockPool | None = None,
+        tier: int = DEVICE,
+    ) -> None:
         self.arena = arena
+        self.tier = tier
+        self.host = host
         self.reserve_slabs = reserve_slabs
         self.blocks: dict[int, Block] = {}
-        self.idle = IdleBlocks(arena)
+        self.idle = IdleBlocks(arena) if before is None else IdleBlocks(arena, before)
+        self.lives = lives or BlockLives()
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
         self.class_tokens: dict[BlockClass, int] = {}  # committed tokens, in whole chunks
         self.resident_bytes = 0
         self.stale_bytes = 0
         self.version = 0  # grows whenever room may have appeared
-        self.dropped_idle = 0  # cumulative blocks given up for room
+        self.dropped_idle = 0  # cumulative blocks given up for room, those that a twin replaces not counted
+        self.unshadowed: dict[int, Block] = {}  # idle since they were last used, without a twin, oldest first
+        self.unshadowed_bytes = 0
+        self._shadows: dict[BlockClass, dict[int, Block]] = {}  # on the host, oldest first
+        self.released: Callable[[Block], None] | None = None  # told when one of several holders lets go of a block
+        self.demote: Callable[[Block], None] | None = None  # frees a device block that has a twin
         self._forget = forget
-        self._clock = 0
+        self._ticks = Versions()  # of uses; one for both tiers, so that blocks can move between them
+        self._other: BlockPool | None = host
+        if host is not None:
+            host.join(self)
+
+    def join(self, device: BlockPool) -> None:
+        """Be the other tier of a device's pool."""
+        self._other, self._ticks = device, device._ticks
+        self.idle.join(device.idle)
 
     # -- room -----------------------------------------------------------------------------------------------------
 
@@ -92,18 +129,26 @@ class BlockPool:
 
     # -- life of a block ------------------------------------------------------------------------------------------
 
-    def take(self, block_class: BlockClass, first: int, *, keep_slabs: int, avoid_slab: int = -1) -> Block | None:
+    def take(
+        self,
+        block_class: BlockClass,
+        first: int,
+        *,
+        keep_slabs: int,
+        avoid_slab: int = -1,
+        spare_shadows: bool = False,
+    ) -> Block | None:
         """A fresh block without holders, giving up idle ones if need be; None when that does not help.
 
-        ``keep_slabs``: how many slabs must stay free.
+        ``keep_slabs``: how many slabs must stay free. ``spare_shadows``: not at the expense of shadows.
         """
         while True:
             offset = self.arena.allocate(block_class, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
             if offset is not None:
                 break
-            if not self._reclaim(block_class, avoid_slab):
+            if not self._reclaim(block_class, avoid_slab, spare_shadows=spare_shadows):
                 return None
-        block = self.blocks[offset] = Block(offset, block_class, first)
+        block = self.blocks[offset] = Block(offset, block_class, first, tier=self.tier)
         self.class_counts[block_class] = self.class_counts.get(block_class, 0) + 1
         self.resident_bytes += self.arena.block_bytes(block_class)
         self.idle.slab_changed(self.arena.slab_of(offset))
@@ -118,44 +163,115 @@ class BlockPool:
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""
         block.holders[sequence] = None
-        if block in self.idle:
-            self.idle.remove(block)
+        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
 
     def drop(self, block: Block, sequence: int) -> None:
         """A sequence's table lets go of the block."""
         if sequence not in block.holders:
-            raise IntegrityError(f"sequence {sequence} does not hold block {block.offset}")
+            raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
         del block.holders[sequence]
-        self._clock += 1
-        block.last_used = self._clock
+        block.last_used = self._ticks.next()
+        if block.nodes:
+            self.lives.let_go(block)
+            if not block.holders:
+                self.idle.rank(block)
         self.settle(block)
+        if block.holders and self.released is not None:
+            self.released(block)
+
+    def unpin(self, block: Block, pin: int) -> None:
+        """A pin lets go of the block. That is no use of it: it is as old as it was."""
+        del block.holders[pin]
+        if block.nodes and not block.holders:
+            block.was_pinned = True
+            self.idle.rank(block)
+        self.settle(block)
+        if block.holders and self.released is not None:
+            self.released(block)
 
     def settle(self, block: Block) -> None:
-        """Put a block where it belongs after its holders, nodes or recode state changed: held, idle, or freed."""
-        if block.holders or block.in_recode:
-            if block in self.idle:
-                self.idle.remove(block)
-        elif block.nodes:
+        """Put a block where it belongs after its holders, nodes or pins changed: held, idle, or freed."""
+        if block.tier != self.tier:
+            self._pool_of(block).settle(block)
+        elif block.holders or block.is_pinned:
+            self._not_idle(block)
+        elif block.nodes or (self.tier == HOST and block.twin is not None):
             if block not in self.idle:
+                self.idle.catch_up(block)
                 self.idle.add(block)
                 self.version += 1
+                if self.tier == DEVICE and block.twin is None:
+                    self.unshadowed[block.offset] = block
+                    self.unshadowed_bytes += self.arena.block_bytes(block.block_class)
         else:
             self._free(block)
 
+    def _pool_of(self, block: Block) -> BlockPool:
+        if block.tier == self.tier:
+            return self
+        if self._other is None:
+            raise IntegrityError(f"block {block.offset} of tier {block.tier} reached the pool of tier {self.tier}")
+        return self._other
+
+    def _not_idle(self, block: Block) -> None:
+        if block in self.idle:
+            self.idle.remove(block)
+            self._drop_unshadowed(block)
+
+    def _drop_unshadowed(self, block: Block) -> None:
+        if self.unshadowed.pop(block.offset, None) is not None:
+            self.unshadowed_bytes -= self.arena.block_bytes(block.block_class)
+
+    # -- twins ----------------------------------------------------------------------------------------------------
+
+    def link(self, block: Block, shadow: Block) -> None:
+        """A device block and its copy on the host hold the same bytes now. Settle both afterwards."""
+        if self.host is None:
+            raise IntegrityError("a shadow without a host pool")
+        block.twin, shadow.twin = shadow, block
+        self._drop_unshadowed(block)
+        self.host._shadows.setdefault(shadow.block_class, {})[shadow.offset] = shadow  # noqa: SLF001
+
+    def unlink(self, block: Block) -> None:
+        """A device block stands alone again; what was its shadow is settled: freed, unless it has a name by now."""
+        shadow = block.twin
+        if shadow is None or self.host is None:
+            return
+        block.twin = shadow.twin = None
+        del self.host._shadows[shadow.block_class][shadow.offset]  # noqa: SLF001
+        self.host.settle(shadow)
+
     def adopt_age(self, block: Block, sources: Sequence[Block]) -> None:
-        """A converted block is as recently used as the sources it replaces."""
+        """A converted block is as recently used, and as valuable, as the sources it replaces. Call while it is held
+        or in recode.
+        """
         block.last_used = max(source.last_used for source in sources)
-        self.idle.resort()
+        block.priority = max(source.priority for source in sources)
+        block.floor = max(block.priority, *(source.floor for source in sources))  # another part may follow it
+        self.lives.converted(block, sources)
+
+    def use_policy(self, policy: PrefixPolicy) -> None:
+        """Give idle blocks of both tiers up in another order from now on. O(blocks)."""
+        host = self.host.blocks.values() if self.host is not None else ()
+        self.idle.use_policy(policy, [*self.blocks.values(), *host])
+
+    def take_place(self, block: Block, old: Block) -> None:
+        """A block has the names of its counterpart in the other tier now, and is as old and valuable as that was."""
+        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
+        block.filled, block.last_used = old.filled, old.last_used
+        block.priority, block.floor = old.priority, old.floor
+        self.lives.converted(block, (old,))
 
     def drop_all_idle(self) -> None:
         """Give up the whole prefix cache that nobody holds."""
         for block in self.idle:
-            self._give_up(block)
+            self._give_up(block, CLEARED)
 
     def _free(self, block: Block) -> None:
-        if block in self.idle:
-            self.idle.remove(block)
+        self._not_idle(block)
         self.unmark_stale(block)
+        if self.tier == DEVICE:
+            self.unlink(block)
         del self.blocks[block.offset]
         if block.filled:
             self.class_tokens[block.block_class] -= block.filled
@@ -171,21 +287,27 @@ class BlockPool:
 
     # -- idle blocks ----------------------------------------------------------------------------------------------
 
-    def _reclaim(self, block_class: BlockClass, avoid_slab: int) -> bool:
+    def _reclaim(self, block_class: BlockClass, avoid_slab: int, *, spare_shadows: bool) -> bool:
         """Give up an idle block that makes room for a class, with its slab if that is needed."""
+        shadows = self._shadows.get(block_class)
+        if shadows and not spare_shadows:
+            # The last one made: its block on the device is the last of those copied to be given up.
+            self._give_up(next(reversed(shadows.values())), ROOM)
+            return True
         found = self.idle.victim(block_class, avoid_slab)
         if found is None:
             return False
         block, with_slab = found
+        if spare_shadows and block.twin is not None:
+            return False
         for victim in list(self.blocks_in(self.arena.slab_of(block.offset))) if with_slab else [block]:
-            self._give_up(victim)
+            self._give_up(victim, ROOM)
         return True
 
     def give_up_idle(self, slab: int) -> None:
         """Give up the idle blocks of a slab."""
         for block in list(self.blocks_in(slab)):
-            if block in self.idle:
-                self._give_up(block)
+            self._give_up(block, ROOM)
 
     def blocks_in(self, slab: int) -> Iterator[Block]:
         """The blocks of a slab by offset."""
@@ -199,12 +321,46 @@ class BlockPool:
             if block is not None:
                 yield block
 
-    def _give_up(self, block: Block) -> None:
-        self._forget(block)
-        self.dropped_idle += 1
+    def _give_up(self, block: Block, reason: str) -> None:
+        if block not in self.idle:
+            return  # held, or gone with the start of its prefix
+        if block.twin is not None:
+            if self.tier == HOST:
+                self._lose_shadow(block, block.twin)
+                return
+            if self.demote is not None:
+                self.demote(block)
+                return
+        orphans = self._forget(block)
         if block.nodes:
             raise IntegrityError(f"block {block.offset} was given up but the prefix cache keeps it")
+        self._left(block, reason)
+        for orphan in orphans:
+            self._left(orphan, ORPHANED)
+
+    def _left(self, block: Block, reason: str) -> None:
+        """A block is no longer cached."""
+        if block.tier != self.tier:
+            self._pool_of(block)._left(block, reason)  # noqa: SLF001 - of the same class
+            return
+        self.dropped_idle += block in self.idle
+        self.lives.gone(block, reason)
         self.settle(block)
+
+    def _lose_shadow(self, shadow: Block, block: Block) -> None:
+        block.twin = shadow.twin = None
+        del self._shadows[shadow.block_class][shadow.offset]
+        self.settle(shadow)
+
+    def hand_on_twin(self, source: Block, target: Block) -> None:
+        """A device block's bytes have moved: its shadow, if any, is the target's now."""
+        shadow = source.twin
+        if shadow is not None:
+            source.twin, target.twin, shadow.twin = None, shadow, target
+
+    def num_shadows(self) -> int:
+        """Shadows in this pool."""
+        return sum(map(len, self._shadows.values()))
 
     # -- blocks that should have another class --------------------------------------------------------------------
 

@@ -80,7 +80,9 @@ class BlockTable:
     def entries(self, start: int, end: int) -> list[Entry]:
         """Entries from an index on, of which tokens before position ``end`` are valid."""
         return [
-            Entry(block.offset, block.block_class.format.code, block.first, min(stop, end) - block.first)
+            Entry(
+                block.offset, block.block_class.format.code, block.first, min(stop, end) - block.first, block.tier > 0
+            )
             for block, stop in zip(self.blocks[start:], self.stops[start:], strict=True)
         ]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
-from engine.formats import CHUNK_TOKENS, BlockClass
-from engine.pool_block import Block
+from engine.formats import CHUNK_TOKENS, OFFSET_UNIT, BlockClass
+from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
 
@@ -42,6 +43,11 @@ def check_pool(pool: BlockPool) -> None:
     found, counted = (slab_idle, idle, whole), pool.idle.counts()
     _require(found == counted, f"idle by slab, by class and whole slabs: found {found}, counted {counted}")
     _require(sum(map(len, pool.stale.values())) == sum(b.is_stale for b in pool.blocks.values()), "stale list")
+    total = arena.num_slabs * arena.slab_units * OFFSET_UNIT
+    held = resident - pool.idle.num_bytes
+    _require(held >= 0 and pool.idle.num_bytes >= 0 and resident <= total, f"{held} held, {resident} of {total} used")
+    _check_unshadowed(pool)
+    pool.idle.check_integrity()
     found_bytes = (resident, idle_bytes, stale_bytes)
     counted_bytes = (pool.resident_bytes, pool.idle.num_bytes, pool.stale_bytes)
     _require(found_bytes == counted_bytes, f"resident, idle, stale bytes {found_bytes}, counted {counted_bytes}")
@@ -54,40 +60,76 @@ def _check_block(pool: BlockPool, offset: int, block: Block) -> None:
     _require(block.first % block.size == 0, f"block {offset} of {block.size} starts at {block.first}")
     _require(0 <= block.filled <= block.size, f"block {offset} of {block.size} has {block.filled} tokens")
     _require((block in pool.idle) == _is_nobodys(block), f"block {offset}: idle list is wrong")
-    _require(not _is_nobodys(block) or bool(block.nodes), f"block {offset} is nobody's and not freed")
+    is_shadow = block.tier == HOST and block.twin is not None
+    _require(not _is_nobodys(block) or bool(block.nodes) or is_shadow, f"block {offset} is nobody's and not freed")
+    _require(block.tier == pool.tier, f"block {offset} of tier {block.tier} is in the pool of tier {pool.tier}")
+    _check_twin(block)
     _require(block.is_stale == (offset in pool.stale.get(slab, {})), f"block {offset}: stale list is wrong")
     for position in block.nodes:
         inside = block.first <= position and position + CHUNK_TOKENS <= block.first + block.filled
         _require(inside, f"block {offset} is cached for {position} but holds {block.first}+{block.filled}")
 
 
+def _check_twin(block: Block) -> None:
+    twin = block.twin
+    if twin is None:
+        return
+    same = (twin.block_class, twin.first, twin.filled) == (block.block_class, block.first, block.filled)
+    _require(twin.twin is block and twin.tier != block.tier and same, f"block {block.offset}: twin {twin}")
+    _require(block.tier == DEVICE or not (block.holders or block.nodes), f"shadow {block.offset} has names")
+    _require(block.tier == DEVICE or not block.is_pinned, f"shadow {block.offset} is pinned")
+
+
+def _check_unshadowed(pool: BlockPool) -> None:
+    size = sum(pool.arena.block_bytes(block.block_class) for block in pool.unshadowed.values())
+    _require(size == pool.unshadowed_bytes, f"{pool.unshadowed_bytes} bytes without shadow counted, {size} found")
+    for block in pool.unshadowed.values():
+        _require(block in pool.idle and block.twin is None, f"block {block.offset} should have no shadow")
+    if pool.host is not None:
+        shadows = sum(block.twin is not None for block in pool.host.blocks.values())
+        found = sum(block.twin is not None for block in pool.blocks.values())
+        _require(shadows == found == pool.host.num_shadows(), f"{found} twins, {shadows} shadows")
+
+
 def _is_nobodys(block: Block) -> bool:
-    return not block.holders and not block.in_recode
+    return not block.holders and not block.is_pinned
 
 
 def check_group(
-    group: int, pool: BlockPool, sequences: Sequence[CacheSequence], prefix: PrefixCache, units: Sequence[RecodeUnit]
+    group: int,
+    pool: BlockPool,
+    sequences: Sequence[CacheSequence],
+    prefix: PrefixCache,
+    units: Sequence[RecodeUnit],
+    pinned: AbstractSet[tuple[int, int]],
 ) -> None:
-    """Raises IntegrityError unless tables, holders, conversions under way and the prefix cache name the same blocks."""
-    check_pool(pool)
-    holders: dict[int, set[int]] = {}
+    """Raises IntegrityError unless tables, holders, the prefix cache, and conversions and copies under way name the
+    same blocks. ``pinned``: (tier, offset) of what is being copied.
+    """
+    tiers = [pool] if pool.host is None else [pool, pool.host]
+    holders: dict[tuple[int, int], set[int]] = {}
     for sequence in sequences:
-        for block in _check_table(group, pool, sequence):
-            holders.setdefault(block.offset, set()).add(sequence.serial)
-    in_recode = {block.offset for unit in units for block in (*unit.sources, *unit.targets)}
-    for offset, block in pool.blocks.items():
-        found = holders.get(offset, set())
-        _require(set(block.holders) == found, f"block {offset}: holders {set(block.holders)} != {found}")
-        _require(block.in_recode == (offset in in_recode), f"block {offset}: in recode {block.in_recode}")
-        for node in block.nodes.values():
-            _require(prefix.nodes[node].blocks[group] is block, f"block {offset} thinks that node {node} names it")
+        for block in _check_table(group, tiers, sequence):
+            holders.setdefault((block.tier, block.offset), set()).add(sequence.serial)
+    in_recode = {(block.tier, block.offset) for unit in units for block in (*unit.sources, *unit.targets)}
+    for tier in tiers:
+        check_pool(tier)
+        for offset, block in tier.blocks.items():
+            place = (block.tier, offset)
+            found = holders.get(place, set())
+            _require(set(block.holders) == found, f"block {place}: holders {set(block.holders)} != {found}")
+            _require(block.in_recode == (place in in_recode), f"block {place}: in recode {block.in_recode}")
+            _require(block.in_transfer == (place in pinned), f"block {place}: in transfer {block.in_transfer}")
+            for node in block.nodes.values():
+                _require(prefix.nodes[node].blocks[group] is block, f"block {place} thinks that node {node} names it")
 
 
-def _check_table(group: int, pool: BlockPool, sequence: CacheSequence) -> list[Block]:
+def _check_table(group: int, tiers: Sequence[BlockPool], sequence: CacheSequence) -> list[Block]:
     table, who = sequence.tables[group], sequence.request_id
     position = 0
     for block, stop in zip(table.blocks, table.stops, strict=True):
-        _require(pool.blocks.get(block.offset) is block, f"{who} holds block {block.offset}, which is free")
+        is_there = tiers[block.tier].blocks.get(block.offset) is block
+        _require(is_there, f"{who} holds block {block.offset} of tier {block.tier}, which is free")
         fits = position <= block.first < stop <= block.end and stop % CHUNK_TOKENS == 0
         _require(fits, f"{who}: entry {block.first}..{stop} after {position}")
         position = stop
@@ -101,7 +143,8 @@ def check_sequences(
 ) -> None:
     """Raises IntegrityError unless both indices hold the same sequences and the prefix cache counts them."""
     prefix.check_integrity([sequence.node for sequence in by_serial.values() if sequence.node])
-    same = {sequence.request_id: sequence for sequence in by_serial.values()} == dict(by_request)
+    requests = {sequence.request_id: sequence for sequence in by_serial.values() if not sequence.is_pin}
+    same = requests == dict(by_request)
     _require(same, "sequences by serial and by request differ")
 
 

@@ -5,16 +5,21 @@ that it was computed over is lossier than the current ``kv_format`` and the requ
 native, int4 blocks and native ones computed over int4 are no hits, so output equals a cold run's. After native → int8
 a native block *is* a hit: it is at least as good as what a cold run computes, and it is converted like any other
 resident block. Tokens generated after an eviction never enter the cache. Block sizes play no part.
+
+What counts as a use of a cached chunk (``prefix_eviction``, reuse gaps): a request takes it up and computes its first
+step, or computes it; once per request, however often it is preempted.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 from engine.arena import Arena, IntegrityError
+from engine.block_lives import DISPLACED, BlockLives
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable
 from engine.cache_audit import check_group, check_sequences
@@ -24,18 +29,26 @@ from engine.clock import Clock
 from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
 from engine.evictor import Evictor
 from engine.formats import BLOCK_SIZES, CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
-from engine.memory_model import GroupSpec, PoolLayout, pool_layout
+from engine.host_tier import HostTier
+from engine.memory_model import GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
 from engine.plan import Entry, RecodeBatch
-from engine.prefix_cache import PrefixCache
+from engine.pool_block import DEVICE, HOST, Block
+from engine.popularity import Popularity
+from engine.prefix_cache import Match, PrefixCache
+from engine.prefix_pins import DEFAULT_SHARE, PrefixPins
+from engine.prefix_policy import DEFAULT_PARITY_TOKENS, make_policy
 from engine.recode_unit import RecodeUnit
 from engine.recoder import Recoder
 from engine.request import Request
 from engine.stats import Counters, ResidentBytes
+from engine.stream_layout import stream_buffers
+from engine.transfers import HostLink, Transfer
 from engine.tunables import TunableValues
 from engine.versions import Versions
 
 RESERVE_SLABS = 1
 _NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
+_STREAM_SLACK_TOKENS = 64  # that a sequence which is going to be streamed can grow by at least
 
 
 class CacheManager:
@@ -57,13 +70,25 @@ class CacheManager:
         clock: Clock,
         events: EventSink,
         counters: Counters | None = None,
+        pin_share: float = DEFAULT_SHARE,
+        parity_tokens: int = DEFAULT_PARITY_TOKENS,
+        host_pool_bytes: int = 0,
+        link: HostLink | None = None,
+        staging_bytes: int = 0,
     ) -> None:
-        """Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16."""
+        """``pin_share``: most of the pool that pinned prefixes may hold. ``parity_tokens``: see prefix_policy.Cost.
+        ``host_pool_bytes`` of memory behind ``link`` make a host tier; 0: there is none. Through ``staging_bytes`` of
+        the device's memory, beside the pool, blocks are streamed from there; 0: none are.
+
+        Raises ValueError for a pool that is too small, and for sinks or recent_tokens not a multiple of 16.
+        """
         for name, tokens in (("recent_tokens", recent_tokens), ("sinks", sinks)):
             if tokens < 0 or tokens % CHUNK_TOKENS:
                 raise ValueError(f"{name} must be a multiple of {CHUNK_TOKENS}, got {tokens}")
         if not 0.0 <= watermark < 1.0:
             raise ValueError(f"watermark is a share of the pool, 0 <= watermark < 1, got {watermark}")
+        if not 0.0 <= pin_share <= 1.0:
+            raise ValueError(f"pin_share is a share of the pool, 0 <= pin_share <= 1, got {pin_share}")
         self.groups = tuple(groups)
         self.layout: PoolLayout = pool_layout(groups, pool_bytes)
         self.recent_tokens = recent_tokens
@@ -73,23 +98,49 @@ class CacheManager:
         self._clock = clock
         self._events = events
         self._settings = CacheSettings.parse(values)
+        self.host_layout = host_layout(self.layout, host_pool_bytes) if host_pool_bytes else None
+        self.stream_buffers = stream_buffers(self.layout.slab_bytes, staging_bytes)
+        self.link = link
+        self._check_offload(self._settings)
         self._epoch = 0  # grows with every change of settings
         self._versions = Versions()
         self._next_serial = 1
         self._sequences: dict[int, CacheSequence] = {}
         self._by_request: dict[str, CacheSequence] = {}
-        self._prefix = PrefixCache([group.window for group in groups])
+        self.lives = BlockLives(clock)
+        self._parity_tokens = parity_tokens
+        popularity = Popularity(self.layout.num_slabs * self.layout.slab_tokens // CHUNK_TOKENS)
+        self._prefix = PrefixCache([group.window for group in groups], popularity)
         self._pools: list[BlockPool] = []
         self._recoders: list[Recoder] = []
         self._in_flight: dict[int, list[RecodeUnit]] = {}
         self._dropped_reported = [0] * len(self.groups)
         for index, group in enumerate(self.groups):
             arena = Arena(group.shape, self.layout.num_slabs, self.layout.slab_bytes[index])
-            pool = BlockPool(arena, partial(self._prefix.forget, group=index), reserve_slabs=RESERVE_SLABS)
+            forget, before = partial(self._prefix.forget, group=index), partial(self._prefix.before, group=index)
+            host = None
+            if self.host_layout is not None:
+                host_arena = Arena(group.shape, self.host_layout.num_slabs, self.host_layout.slab_bytes[index])
+                host = BlockPool(host_arena, forget, reserve_slabs=0, before=before, lives=self.lives, tier=HOST)
+            pool = BlockPool(arena, forget, reserve_slabs=RESERVE_SLABS, before=before, lives=self.lives, host=host)
             self._pools.append(pool)
             self._recoders.append(
                 Recoder(index, pool, self._prefix, self._sequences, self._settings, recent_tokens=recent_tokens)
             )
+        self._use_prefix_policy()
+        self.pins = PrefixPins(
+            self._prefix,
+            self._pools,
+            self._recoders,
+            self._sequences,
+            self._versions,
+            max_bytes=int(pin_share * self.layout.total_bytes),
+            clock=clock,
+            counters=self.counters,
+        )
+        self._tier: HostTier | None = None
+        if self.host_layout is not None:
+            self._tier = self._host_tier(link)
         self._evictor = Evictor(
             self.groups,
             self._pools,
@@ -101,11 +152,43 @@ class CacheManager:
             counters=self.counters,
         )
 
+    def _host_tier(self, link: HostLink | None) -> HostTier:
+        if link is None:
+            raise ValueError("a host pool needs a link")
+        tier = HostTier(
+            self._pools,
+            self._recoders,
+            self._prefix,
+            self._sequences,
+            self._versions,
+            link=link,
+            buffers=self.stream_buffers,
+            clock=self._clock,
+            counters=self.counters,
+        )
+        for group, pool in enumerate(self._pools):
+            pool.released = partial(tier.released, group)
+            pool.demote = partial(tier.demote, group)
+        tier.set_enabled(self._settings.host_offload)
+        return tier
+
+    def _check_offload(self, settings: CacheSettings) -> None:
+        if settings.host_offload and self.host_layout is None:
+            raise ValueError("host_offload: this engine has no host pool; start it with --host-pool-bytes")
+
     # -- capacity -------------------------------------------------------------------------------------------------
 
     def group_arena_bytes(self, group: int) -> int:
-        """Bytes of a group's arena, for the executor."""
-        return self.layout.arena_bytes(group)
+        """Bytes of a group's arena, for the executor: the slabs, and behind them the buffers for streaming."""
+        return self.layout.arena_bytes(group) + 2 * self.stream_buffers[group]
+
+    def stream_places(self) -> list[tuple[int, int]]:
+        """Per group, where in its arena the two buffers for streaming begin, and the size of each."""
+        return [(self.layout.arena_bytes(group), size) for group, size in enumerate(self.stream_buffers)]
+
+    def group_host_bytes(self, group: int) -> int:
+        """Bytes of a group's arena in host memory, for the executor; 0 without a host tier."""
+        return self.host_layout.arena_bytes(group) if self.host_layout is not None else 0
 
     def max_sequence_tokens(self) -> int:
         """Longest sequence that can run alone, native, at the current block size, with the reserve kept."""
@@ -123,10 +206,17 @@ class CacheManager:
         return room - int(self.watermark * self.max_sequence_tokens())
 
     def missing_tokens(self, request: Request) -> int:
-        """Known tokens of a request that have no slot yet, rounded up to whole blocks of the current size."""
+        """Known tokens of a request that have no slot yet, rounded up to whole blocks of the current size; and native
+        tokens that would fit where what it has on the host will go.
+        """
         sequence = self._by_request.get(request.request_id)
         missing = request.num_tokens - (sequence.capacity if sequence is not None else 0)
-        return max(0, -(-missing // self._settings.block_size)) * self._settings.block_size
+        on_host = 0
+        if self._tier is not None and sequence is not None and not sequence.streams:
+            for group, table in enumerate(sequence.tables):
+                num_bytes = self._tier.bytes_to_load(group, table.blocks)
+                on_host = max(on_host, ceil(num_bytes / token_bytes(self.groups[group].shape)))
+        return max(0, -(-missing // self._settings.block_size)) * self._settings.block_size + on_host
 
     @property
     def room_version(self) -> int:
@@ -139,8 +229,9 @@ class CacheManager:
         """Whether the request has blocks or a place in the prefix cache."""
         return request.request_id in self._by_request
 
-    def match_prefix(self, request: Request) -> int:
+    def match_prefix(self, request: Request, *, on_device: bool = False) -> int:
         """Attach the longest usable cached prefix; returns its tokens (a multiple of 16, never the last known token).
+        ``on_device``: without what is on the host.
 
         The caller sets ``num_computed_tokens`` and counts hits once, when admission succeeds; ``free`` undoes it.
         Requests that opt out or want prompt log-probabilities get 0.
@@ -149,9 +240,8 @@ class CacheManager:
             raise IntegrityError(f"request {request.request_id} already holds blocks")
         if not request.cache.use_prefix_cache or request.params.prompt_logprobs is not None:
             return 0
-        floor = lossiness_of(request.cache.kv_format_floor)
-        limit = min(self._settings.lossiness, floor)
-        match = self._prefix.match(request.all_ids[: request.num_tokens - 1], request.cache.salt, limit)
+        ids = request.all_ids[: request.num_tokens - 1]
+        match = self._match(request, ids, max_tier=DEVICE) if on_device else self._near_match(request, ids)
         if not match.num_tokens:
             return 0
         sequence = self._create(request)
@@ -161,17 +251,44 @@ class CacheManager:
                 self._pools[group].hold(block, sequence.serial)
         sequence.committed = sequence.end = sequence.capacity = sequence.chained = match.num_tokens
         sequence.lossiest = match.lossiness
+        sequence.hit_tokens = match.num_tokens
         self._stand_on(sequence, match.node)
         return match.num_tokens
 
-    def allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool = False) -> bool:
+    def _match(self, request: Request, ids: Sequence[int], *, max_tier: int = HOST) -> Match:
+        limit = min(self._settings.lossiness, lossiness_of(request.cache.kv_format_floor))
+        return self._prefix.match(ids, request.cache.salt, limit, max_tier=max_tier)
+
+    def _near_match(self, request: Request, ids: Sequence[int]) -> Match:
+        """The longest usable prefix, without its part on the host where computing that again would be faster."""
+        match = self._match(request, ids)
+        if self._tier is None:
+            return match
+        num_bytes = sum(
+            self._tier.bytes_to_load(group, (block for block, _ in run)) for group, run in enumerate(match.runs)
+        )
+        if not num_bytes:
+            return match
+        near = self._match(request, ids, max_tier=DEVICE)
+        return match if self._tier.load_pays(num_bytes, match.num_tokens - near.num_tokens) else near
+
+    def allocate(
+        self, request: Request, num_new_tokens: int, *, use_reserve: bool = False, end_pins: bool = False
+    ) -> bool:
         """Slots for positions ``num_computed_tokens .. + num_new_tokens`` in every group.
 
         ``use_reserve``: for the only running sequence. It then always has room for what ``can_ever_fit`` allows, unless
-        a change of settings has left its blocks in several native sizes.
+        a change of settings has left its blocks in several native sizes. ``end_pins``: pins give way, those that end
+        soonest first, as they do with ``use_reserve``.
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
+        while not self._allocate(request, num_new_tokens, use_reserve=use_reserve):
+            if not ((use_reserve or end_pins) and self.pins.give_way()):
+                return False
+        return True
+
+    def _allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool) -> bool:
         sequence = self._by_request.get(request.request_id)
         end = request.num_computed_tokens + num_new_tokens
         if sequence is not None and end <= sequence.capacity:
@@ -224,6 +341,10 @@ class CacheManager:
         sequence = self._by_request.pop(request.request_id, None)
         if sequence is None:
             return
+        if self._tier is not None:
+            self._tier.stop_load(sequence, park=False)
+        if not sequence.hit_tokens:  # it ran
+            self.pins.renew(sequence.node)
         del self._sequences[sequence.serial]
         self._stand_on(sequence, 0)
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
@@ -241,12 +362,16 @@ class CacheManager:
         sequence = self._by_request[request.request_id]
         before = sequence.committed
         sequence.committed = num_computed
+        if sequence.hit_tokens:
+            self._count_hit(sequence, request)
         same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         if same_chunk and sequence.epoch == self._epoch and not before < len(request.prompt_ids) <= num_computed:
             return
         sequence.epoch = self._epoch
         self._fill(sequence, before)
         self._enter(sequence, request)
+        if request.cache.prefix_ttl_s is not None and before < len(request.prompt_ids) <= num_computed:
+            self._pin(sequence, request)
         if self._evictor.evict(sequence, request, self._settings):
             self._stand_on(sequence, 0)
         for recoder in self._recoders:
@@ -281,10 +406,16 @@ class CacheManager:
         sequence.end = max(sequence.end, num_computed)
         self.commit(request, num_computed)
 
-    def drop_idle(self) -> None:
-        """Give up all idle cached blocks."""
+    def drop_idle(self, *, host: bool = False) -> None:
+        """Give up all cached blocks on the device that no request holds, pinned ones too: for one that has no room even
+        alone. What has a copy on the host stays cached there, unless ``host``.
+        """
+        while self.pins.give_way():
+            pass
         for group, pool in enumerate(self._pools):
             pool.drop_all_idle()
+            if host and pool.host is not None:
+                pool.host.drop_all_idle()
             self._report_dropped(group)
 
     def _create(self, request: Request) -> CacheSequence:
@@ -317,6 +448,7 @@ class CacheManager:
                 filled = min(block.size, done - block.first)
                 if filled > block.filled:
                     pool.fill(block, filled)
+                    pool.unlink(block)  # a copy of less than that is worth nothing
 
     def _enter(self, sequence: CacheSequence, request: Request) -> None:
         """Enter newly completed chunks into the prefix cache."""
@@ -328,11 +460,44 @@ class CacheManager:
             node = self._prefix.child(parent, _ids(request, position, position + CHUNK_TOKENS))
             self._stand_on(sequence, node)
             sequence.chained += CHUNK_TOKENS
+            self._prefix.popularity.entered()
+            if not request.num_preemptions:
+                self._prefix.use(node)
             for group, table in enumerate(sequence.tables):
                 block = table.blocks[table.index_at(position)]
                 displaced = self._prefix.put(node, group, block, position, sequence.lossiest)
+                if block.nodes:
+                    self.lives.cached(block)
                 if displaced is not None:
-                    self._pools[group].settle(displaced)
+                    self._displace(group, displaced, block)
+
+    def _displace(self, group: int, old: Block, new: Block) -> None:
+        """A chunk's less lossy KV took the place of another's."""
+        new.floor = max(new.floor, old.floor, old.priority)  # what follows the old one follows the new one now
+        if not old.nodes:
+            self.lives.gone(old, DISPLACED)
+        self._pools[group].settle(old)
+
+    def _count_hit(self, sequence: CacheSequence, request: Request) -> None:
+        """The request has run with the prefix that it took up."""
+        matched, sequence.hit_tokens = sequence.hit_tokens, 0
+        if request.num_preemptions or not sequence.node:
+            return
+        for node in self._prefix.path_to(sequence.node):
+            self._prefix.use(node)
+        self.pins.renew(sequence.node)
+        for table in sequence.tables:
+            for block in table.blocks:
+                if block.first >= matched:
+                    break
+                if block.nodes:
+                    self.lives.reused(block)
+
+    def _pin(self, sequence: CacheSequence, request: Request) -> None:
+        """The prompt is complete: keep its whole chunks for a while, as a request that follows would find them."""
+        if sequence.use_prefix_cache and request.cache.prefix_ttl_s is not None:
+            match = self._match(request, request.prompt_ids)
+            self.pins.pin(request.request_id, match, request.cache.prefix_ttl_s, sequence.max_lossiness)
 
     def _stand_on(self, sequence: CacheSequence, node: int) -> None:
         old, sequence.node = sequence.node, node
@@ -430,8 +595,10 @@ class CacheManager:
             for unit in self._in_flight.pop(batch.group, []):
                 if recoder.finish(unit, self._versions.next()):
                     done.setdefault(unit.targets[0].block_class, []).append(unit)
+                    self._unpinned(batch.group, unit.targets)
                 else:
                     cancelled += 1
+                    self._unpinned(batch.group, unit.sources)
             for block_class, units in done.items():
                 blocks, tokens = sum(len(u.sources) for u in units), sum(u.num_tokens for u in units)
                 self.counters.recoded_blocks += blocks
@@ -447,25 +614,199 @@ class CacheManager:
             units = self._in_flight.pop(batch.group, [])
             for unit in units:
                 self._recoders[batch.group].cancel(unit)
+                self._unpinned(batch.group, unit.sources)
             if units:
                 self._events.emit(RecodesCancelled(self._clock.now_ns(), batch.group, len(units)))
+
+    def _unpinned(self, group: int, blocks: Sequence[Block]) -> None:
+        """A conversion is over: what parked sequences hold may leave now."""
+        if self._tier is not None:
+            for block in blocks:
+                self._tier.released(group, block)
+
+    # -- the host tier --------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> HostTier | None:
+        """The host tier, if the engine has one."""
+        return self._tier
+
+    def is_parked(self, request: Request) -> bool:
+        """Whether a preempted request has kept its KV."""
+        sequence = self._by_request.get(request.request_id)
+        return sequence is not None and sequence.is_parked
+
+    def is_parked_here(self, request: Request) -> bool:
+        """Whether a parked request has blocks on the device that only parked ones hold."""
+        sequence = self._by_request.get(request.request_id)
+        return self._tier is not None and sequence is not None and self._tier.is_parked_here(sequence)
+
+    def should_park(self, request: Request) -> bool:
+        """Whether a request that is preempted should keep its KV, in host memory, instead of computing it again."""
+        sequence = self._by_request.get(request.request_id)
+        return self._tier is not None and sequence is not None and self._tier.should_park(sequence)
+
+    def park(self, request: Request) -> None:
+        """A running request is preempted and keeps its KV; slots that nothing was computed for are given back."""
+        sequence = self._by_request[request.request_id]
+        if self._tier is None:
+            raise IntegrityError("parking needs a host tier")
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
+            while len(table.blocks) > 1 and table.blocks[-1].first >= sequence.committed:
+                pool.drop(table.pop(self._versions.next()), sequence.serial)
+        sequence.end = sequence.committed
+        sequence.capacity = min(table.capacity for table in sequence.tables)
+        self._tier.park(sequence)
+
+    def needs_load(self, request: Request) -> bool:
+        """Whether a request holds blocks on the host, or would write to one that is being copied."""
+        sequence = self._by_request.get(request.request_id)
+        if self._tier is None or sequence is None:
+            return False
+        on_host = any(block.tier == HOST for table in sequence.tables for block in table.blocks)
+        return on_host or not self._tier.is_loaded(sequence)
+
+    def begin_load(self, request: Request, *, use_reserve: bool = False) -> bool:
+        """Start bringing in what a request holds on the host, into room that is reserved now; False without it."""
+        done = self._tier is not None and self._tier.begin_load(
+            self._by_request[request.request_id], keep_slabs=0 if use_reserve else RESERVE_SLABS
+        )
+        for group in range(len(self._pools)):
+            self._report_dropped(group)
+        return done
+
+    def begin_stream(self, request: Request, spare_tokens: int) -> bool:
+        """Start bringing in the newest of what a parked request holds on the host, as far as ``spare_tokens`` that
+        nobody else needs allow; the rest stays there and is streamed. False if the link is not good for that.
+        """
+        sequence = self._by_request[request.request_id]
+        block_size = self._settings.block_size
+        growth = max(0, request.num_tokens - sequence.capacity) + max(block_size, _STREAM_SLACK_TOKENS)
+        spare = spare_tokens - -(-growth // block_size) * block_size
+        if self._tier is None or spare < 0:
+            return False
+        room = [int(spare * token_bytes(group.shape)) for group in self.groups]
+        return self._tier.begin_load(sequence, keep_slabs=RESERVE_SLABS, room=room)
+
+    def press(self, request: Request, num_new_tokens: int, running: Iterable[Request]) -> bool:
+        """Make room for a running request's tokens: of the first of ``running`` that the link is good for, old blocks
+        go to the host, to be streamed from there. False if there is none; room appears when the copies are made.
+        """
+        if self._tier is None:
+            return False
+        sequence = self._by_request.get(request.request_id)
+        end = request.num_computed_tokens + num_new_tokens
+        missing = []
+        for group, pool in enumerate(self._pools):
+            needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
+            lack = needed - pool.available_tokens(self._settings.block_size)
+            tokens = max(lack, _STREAM_SLACK_TOKENS) if lack > 0 else 0
+            missing.append(int(tokens * token_bytes(self.groups[group].shape)))
+        return any(missing) and any(
+            self._tier.press(self._by_request[other.request_id], missing)
+            for other in running
+            if other.request_id in self._by_request
+        )
+
+    def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
+        """A step has attended so many bytes on the host, and computing has waited for them."""
+        self.counters.host_streamed_bytes += num_bytes
+        self.counters.host_stream_wait_ns += wait_ns
+        if self._tier is not None:
+            self._tier.cost.note_wait(wait_ns)
+
+    def is_loaded(self, request: Request) -> bool:
+        """Whether a loading request may run."""
+        return self._tier is None or self._tier.is_loaded(self._by_request[request.request_id])
+
+    def end_load(self, request: Request) -> tuple[bool, int]:
+        """A loaded request runs from now on. Returns whether it was parked, and how many tokens came from the host."""
+        if self._tier is None:
+            return False, 0
+        return self._tier.end_load(self._by_request[request.request_id])
+
+    def stop_load(self, request: Request) -> None:
+        """Give up loading: a parked request is parked again, another keeps nothing."""
+        if self._tier is not None and not self._tier.stop_load(self._by_request[request.request_id]):
+            self.free(request)
+
+    def is_room_coming(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether copies to the host, under way or about to start, will make room for a running request's tokens."""
+        if self._tier is None:
+            return False
+        sequence = self._by_request.get(request.request_id)
+        end = request.num_computed_tokens + num_new_tokens
+        comes = False
+        for group, pool in enumerate(self._pools):
+            needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
+            room = pool.available_tokens(self._settings.block_size)
+            if room >= needed:
+                continue
+            coming = self._tier.coming_bytes(group) / token_bytes(self.groups[group].shape)
+            if room + coming < needed:
+                return False
+            comes = True
+        return comes
+
+    def plan_transfers(self) -> tuple[Transfer, ...]:
+        """Copies between the tiers to start now; every one goes to ``finish_transfers`` or ``cancel_transfers``."""
+        return self._tier.plan() if self._tier is not None else ()
+
+    def finish_transfers(self, numbers: Iterable[int]) -> None:
+        """These copies have been made: swap the blocks under all holders."""
+        if self._tier is not None:
+            self._tier.finish(numbers)
+
+    def cancel_transfers(self, numbers: Iterable[int]) -> list[str]:
+        """These copies could not be made. Returns the ids of loading requests that wait for them in vain."""
+        if self._tier is None:
+            return []
+        return [sequence.request_id for sequence in self._tier.cancel(numbers)]
+
+    @property
+    def num_transfers(self) -> int:
+        """Copies planned and neither finished nor cancelled."""
+        return self._tier.num_in_flight if self._tier is not None else 0
+
+    def stop_offload(self) -> None:
+        """Copies fail: use the host no more until ``host_offload`` is switched on again."""
+        if self._tier is not None:
+            self._tier.set_enabled(False)
+
+    def has_transfer_plans(self) -> bool:
+        """Whether ``plan_transfers`` may find something without a further step."""
+        return self._tier is not None and self._tier.has_plans()
+
+    # -- settings -------------------------------------------------------------------------------------------------
 
     def apply(self, values: TunableValues) -> None:
         """New settings, at a step boundary. Raises ValueError (nothing changed) for a value that is not offered."""
         settings = CacheSettings.parse(values)
+        self._check_offload(settings)
         old, self._settings = self._settings, settings
         if settings == old:
             return
+        if self._tier is not None and settings.host_offload != old.host_offload:
+            self._tier.set_enabled(settings.host_offload)
         self._epoch += 1
+        if settings.prefix_eviction != old.prefix_eviction:
+            self._use_prefix_policy()
         if (settings.kv_format, settings.block_size) != (old.kv_format, old.block_size):
             for recoder in self._recoders:
                 recoder.rescan(settings)
 
+    def _use_prefix_policy(self) -> None:
+        for group, pool in zip(self.groups, self._pools, strict=True):
+            name = self._settings.prefix_eviction
+            pool.use_policy(make_policy(name, self._prefix, pool.arena, group.window, self._parity_tokens))
+
     # -- readings -------------------------------------------------------------------------------------------------
 
     def usage(self) -> CacheUsage:
-        """Gauges; O(classes + sequences)."""
-        return read_usage(self._pools, self.layout, self._sequences.values(), self._settings.lossiness)
+        """Gauges; O(classes + sequences + pinned blocks). Pins whose time is over end here, as in every step."""
+        self.pins.expire()
+        requests = self._by_request.values()
+        return read_usage(self._pools, self.layout, requests, self._settings.lossiness, self.pins.idle_bytes())
 
     def resident(self) -> list[ResidentBytes]:
         """Allocated bytes and tokens by class; see :func:`engine.cache_readings.read_resident`."""
@@ -479,13 +820,16 @@ class CacheManager:
         """Raises IntegrityError unless every invariant holds. O(everything): for tests and audits."""
         sequences = list(self._sequences.values())
         for group, pool in enumerate(self._pools):
-            check_group(group, pool, sequences, self._prefix, self._in_flight.get(group, []))
+            pinned = self._tier.pinned(group) if self._tier is not None else set()
+            check_group(group, pool, sequences, self._prefix, self._in_flight.get(group, []), pinned)
+        if self._tier is not None:
+            self._tier.check_integrity()
         check_sequences(self._sequences, self._by_request, self._prefix)
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        """A deep copy of all state. Clock, event sink and counters are shared, not copied."""
+        """A deep copy of all state. Clock, event sink, counters and histograms are shared, not copied."""
         return copy.deepcopy(self.__dict__, self._shared())
 
     def restore(self, snapshot: Any) -> None:
@@ -493,7 +837,7 @@ class CacheManager:
         self.__dict__.update(copy.deepcopy(snapshot, self._shared()))
 
     def _shared(self) -> dict[int, Any]:
-        return {id(part): part for part in (self._clock, self._events, self.counters, self.groups)}
+        return {id(part): part for part in (self._clock, self._events, self.counters, self.lives, self.groups)}
 
 
 def _ids(request: Request, start: int, stop: int) -> list[int]:

@@ -60,6 +60,25 @@ class PatchAnswer(TypedDict):
     results: dict[str, KnobResult]
 
 
+class PinRow(TypedDict):
+    """One pinned prefix. ``bytes`` are shared with other pins and requests."""
+
+    id: int
+    request_id: str
+    num_tokens: int
+    bytes: int
+    ttl_s: float
+    expires_in_s: float
+
+
+class PinsView(TypedDict):
+    """Answer of ``GET /v1/pins``, soonest to end first; ``bytes`` of all, each block once, of at most ``max_bytes``."""
+
+    pins: list[PinRow]
+    bytes: int
+    max_bytes: int
+
+
 _REFUSALS = (200, 409, 422)
 
 
@@ -109,6 +128,21 @@ class ControlClient:
             return EngineStats.from_json(body)
         except ValueError as error:
             raise EngineUnreachable(f"{self.socket}: {error}") from error
+
+    def pins(self) -> PinsView:
+        """The pinned prefixes."""
+        body = self._json(self._request("GET", "/v1/pins"))
+        if not isinstance(body.get("pins"), list):
+            raise EngineUnreachable(f"{self.socket}: this engine knows no pins")
+        return cast("PinsView", body)
+
+    def unpin(self, pin_id: int | None = None) -> int:
+        """End one pin, or all; returns how many that were. Raises ValueError when there is no such pin."""
+        response = self._request("DELETE", "/v1/pins" if pin_id is None else f"/v1/pins/{pin_id}")
+        body = self._json(response)
+        if response.status_code != 200 or not isinstance(body.get("ended"), int):
+            raise ValueError(body.get("error", {}).get("message", f"status {response.status_code}"))
+        return int(body["ended"])
 
     def close(self) -> None:
         self._http.close()

@@ -17,6 +17,7 @@ from engine.core_stats import CoreStats, Distributions, LiveRequest
 from engine.decode_run import DecodeRun, Pace
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.readings import progress, read_gauges
+from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import EngineStats, Gauges, Histogram
@@ -25,23 +26,33 @@ from engine.tunables import TunableValues
 
 if TYPE_CHECKING:
     from engine.cache_manager import CacheManager
+    from engine.links import Mover
 
 _log = logging.getLogger(__name__)
 
 # The scheduler promises that something always moves. Should it be wrong, requests fail instead of waiting for ever.
 _STUCK_STEPS = 16
+_RETRY_S = 0.002  # pause after an empty plan: waiting for recodes to free room
 # A runner that fails this often in a row is broken, not unlucky: a lost device fails every step.
 _BROKEN_AFTER_FAILURES = 5
 
 
 class StepWork(Protocol):
-    """KV bytes that attention covered in the last step, and that it wrote."""
+    """KV bytes that attention covered in the last step, and that it wrote; how many of the former were streamed from
+    the host, and how long computing waited for these.
+    """
 
     @property
     def kv_bytes_read(self) -> int: ...
 
     @property
     def kv_bytes_written(self) -> int: ...
+
+    @property
+    def host_bytes_read(self) -> int: ...
+
+    @property
+    def host_wait_ns(self) -> int: ...
 
 
 class Runner(Protocol):
@@ -74,13 +85,15 @@ class RequestDelta:
 @dataclass(frozen=True)
 class CoreOptions:
     """Fixed for the life of an engine. ``idle_recode_tokens``: KV recoded at a time while nothing runs; commands are
-    taken in between.
+    taken in between. ``recode_share``: of a step's time that recoding may take while requests run; 0 leaves the
+    scheduler's own budget alone.
     """
 
     model: str
     instance: str
     max_model_len: int
     idle_recode_tokens: int = 2048
+    recode_share: float = 0.0
 
 
 class EngineCore:
@@ -98,9 +111,10 @@ class EngineCore:
         stats: CoreStats,
         probe: Callable[[Gauges], None] | None = None,
         veto: Veto | None = None,
+        mover: Mover | None = None,
     ) -> None:
         """``probe`` fills in gauges of the process and device (memory, bandwidth) when stats are read. ``veto`` may
-        refuse a change of a tunable.
+        refuse a change of a tunable. ``mover`` copies between device and host memory, if the cache has a host tier.
         """
         self._scheduler = scheduler
         self._cache = cache
@@ -109,11 +123,14 @@ class EngineCore:
         self._options = options
         self._stats = stats
         self._probe = probe
+        self._mover = mover
         self._tunables = TunableState(values, clock.now_ns(), veto)
         self._live: dict[str, LiveRequest] = {}
         self._stuck_steps = 0
+        self._was_empty = False  # the last plan, although requests wait
         self._failures_in_a_row = 0
         self._recode_due = True
+        self._pacer = RecodePacer(options.recode_share) if options.recode_share else None
         self.broken: str | None = None  # why no step will be tried again
 
     @property
@@ -122,13 +139,28 @@ class EngineCore:
 
     @property
     def has_background_work(self) -> bool:
-        """Whether :meth:`background` may still find something to recode."""
-        return self._recode_due and self.broken is None and self._cache.has_recode_work()
+        """Whether :meth:`background` may still find something to recode, or to copy between the tiers."""
+        return self.broken is None and (self._may_recode or self._may_copy)
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether the last plan was empty although requests wait."""
-        return self._stuck_steps > 0
+    def _may_recode(self) -> bool:
+        return self._recode_due and self._cache.has_recode_work()
+
+    @property
+    def _may_copy(self) -> bool:
+        return self._mover is not None and (self._cache.num_transfers > 0 or self._cache.has_transfer_plans())
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long there is nothing to do, unless a command comes: 0 is to go on at once, None is until one comes."""
+        if self.broken is not None or not (self._live or self.has_background_work):
+            return None
+        if self._was_empty if self._live else not self._may_recode:
+            copying = self._mover is not None and self._cache.num_transfers > 0
+            if copying and self._mover is not None:
+                return self._mover.wait_ns() / 1e9
+            return _RETRY_S if self._live else 0.0
+        return 0.0
 
     # Requests
 
@@ -173,17 +205,22 @@ class EngineCore:
         if self.broken is not None or not self._live:
             return []
         begin_ns, recoded_ns = self._clock.now_ns(), self._stats.counters.recode_time_ns
+        self._was_empty = False
+        if self._pacer is not None:
+            self._scheduler.set_recode_budget(self._pacer.budget_tokens())
         try:
+            self._receive()
             plan = self._scheduler.schedule()
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine must go on
             _log.exception("scheduling failed")
             return self._fail_step(StepPlan(), [*self._live], error)
+        self._send()
         plan = self._recoded(plan)
         if plan.is_empty:
+            self._was_empty = True
             return self._resolve_stuck(plan)
         self._stuck_steps = 0
-        # Recoding has a time of its own: the step's begins so much later.
-        return self._execute(plan, begin_ns + self._stats.counters.recode_time_ns - recoded_ns)
+        return self._execute(plan, begin_ns, recoded_ns)
 
     def run_decodes(self, pace: Pace, until_ns: int) -> Sequence[Request]:
         """Simulation's way through steps that would only decode: as many of them at once as need no decision.
@@ -191,23 +228,27 @@ class EngineCore:
         Leaves everything as :meth:`step` would, called until the clock has reached ``until_ns``, and returns the
         requests that ended. Where a decision is due at once nothing happens: then step.
         """
-        if self.broken is not None:
+        if self.broken is not None or self._mover is not None:
             return ()
+        if self._pacer is not None:
+            self._scheduler.set_recode_budget(self._pacer.budget_tokens())
         requests = self._scheduler.steady()
         if not requests:
             return ()
-        run = DecodeRun(self._scheduler, requests, self._live, self._stats, pace, self._clock)
+        run = DecodeRun(self._scheduler, requests, self._live, self._stats, pace, self._clock, self._pacer)
         run.run(until_ns)
         for request in run.finished:
             del self._live[request.request_id]
         if run.done:
             self._recode_due = True
             self._stuck_steps = self._failures_in_a_row = 0
+            self._was_empty = False
         return run.finished
 
     def background(self) -> None:
-        """Recode while no request runs; afterwards ``has_background_work`` tells whether there is more."""
+        """Recode and copy while no request runs; ``has_background_work`` tells afterwards whether there is more."""
         try:
+            self._receive()
             batches = self._cache.plan_recodes(self._options.idle_recode_tokens)
         except Exception as error:  # noqa: BLE001 - nothing is lost but the recoding
             _log.exception("planning a recode failed")
@@ -217,6 +258,29 @@ class EngineCore:
         plan = self._recoded(StepPlan(recodes=batches))
         self._recode_due = bool(plan.recodes)
         self._cache.finish_recodes(plan.recodes)
+        self._send()
+
+    def _receive(self) -> None:
+        """Take what has been copied between the tiers since."""
+        numbers = self._mover.arrived() if self._mover is not None else []
+        if numbers:
+            self._cache.finish_transfers(numbers)
+            self._recode_due = True
+
+    def _send(self) -> None:
+        """Start copies between the tiers. If that fails, the tier is switched off, and whoever waits for it computes
+        its KV itself.
+        """
+        if self._mover is None:
+            return
+        transfers = self._cache.plan_transfers()
+        try:
+            self._mover.submit(transfers)
+        except Exception:  # noqa: BLE001 - nothing is lost but the copies
+            _log.exception("copying between device and host failed; host_offload stops")
+            for request_id in self._cache.cancel_transfers([transfer.number for transfer in transfers]):
+                self._scheduler.fail_load(request_id)
+            self._cache.stop_offload()
 
     def _recoded(self, plan: StepPlan) -> StepPlan:
         """Run the plan's recodes. If that fails the plan goes on without them: the old storage is still in place."""
@@ -233,11 +297,17 @@ class EngineCore:
         self._stats.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         return plan
 
-    def _execute(self, plan: StepPlan, begin_ns: int) -> list[RequestDelta]:
+    def _execute(self, plan: StepPlan, begin_ns: int, recoded_ns: int) -> list[RequestDelta]:
+        """``begin_ns``, ``recoded_ns``: the time, and the time spent recoding so far, when the step began.
+
+        Recoding has a time of its own: the step's begins so much later.
+        """
+        counters = self._stats.counters
+        scheduled_ns = begin_ns + counters.recode_time_ns - recoded_ns
         live = [self._live[sequence.request.request_id] for sequence in plan.sequences]
         for record in live:
             if not record.is_scheduled:
-                self._stats.scheduled(record, begin_ns)
+                self._stats.scheduled(record, scheduled_ns)
         try:
             outputs = self._runner.execute(plan, self._cache) if plan.sequences else []
             now_ns = self._clock.now_ns()
@@ -249,9 +319,17 @@ class EngineCore:
         deltas = self._deltas(outputs, finished, now_ns)
         if plan.sequences:
             self._failures_in_a_row = 0
-            self._stats.step(plan, live, self._clock.now_ns() - begin_ns)
-            self._stats.counters.kv_bytes_read += self._runner.last_work.kv_bytes_read
-            self._stats.counters.kv_bytes_written += self._runner.last_work.kv_bytes_written
+            recode_ns = counters.recode_time_ns - recoded_ns
+            step_ns = self._clock.now_ns() - begin_ns - recode_ns
+            self._stats.step(plan, live, step_ns)
+            if self._pacer is not None:
+                tokens = max((batch.num_tokens for batch in plan.recodes), default=0)
+                self._pacer.observe(step_ns, recode_ns, tokens)
+            work = self._runner.last_work
+            counters.kv_bytes_read += work.kv_bytes_read
+            counters.kv_bytes_written += work.kv_bytes_written
+            if work.host_bytes_read:
+                self._cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         return deltas
 
     def _deltas(
@@ -338,7 +416,7 @@ class EngineCore:
     def _resolve_stuck(self, plan: StepPlan) -> list[RequestDelta]:
         """An empty plan. Some are (after a preemption, say), but not many in a row."""
         deltas = self._unfit(self._scheduler.update(plan, []))
-        self._stuck_steps = 0 if deltas else self._stuck_steps + 1
+        self._stuck_steps = 0 if deltas or self._cache.num_transfers else self._stuck_steps + 1
         if self._stuck_steps < _STUCK_STEPS or not self._live:
             return deltas
         self._stuck_steps = 0
@@ -415,4 +493,17 @@ class EngineCore:
 
     def distributions(self) -> Distributions:
         """The metrics page's histograms; a copy."""
-        return self._stats.distributions.copy()
+        return replace(self._stats.distributions, blocks=self._cache.lives).copy()
+
+    # Pinned prefixes
+
+    def pins_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/pins``."""
+        pins = self._cache.pins
+        pins.expire()
+        return {"pins": pins.to_json(), "bytes": pins.num_bytes(), "max_bytes": pins.max_bytes}
+
+    def unpin(self, pin_id: int | None) -> int:
+        """End one pin, or all; returns how many that were. What they kept stays cached until room is needed."""
+        self._recode_due = True
+        return self._cache.pins.unpin(pin_id)

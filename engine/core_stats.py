@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.block_lives import BlockLives
+from engine.buckets import Buckets
 from engine.plan import StepPlan
 from engine.request import Request
 from engine.stats import Counters, Histogram
@@ -31,31 +32,8 @@ LENGTH_BOUNDS = (
 
 
 @dataclass
-class Buckets:
-    """Counts under fixed bounds, as Prometheus serves them: exact, where engine.stats.Histogram is 10 % wide.
-
-    ``counts[i]`` counts values in (bounds[i - 1], bounds[i]]; the last one counts what lies beyond.
-    """
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    total: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.counts:
-            self.counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def copy(self) -> Buckets:
-        return Buckets(self.bounds, list(self.counts), self.total)
-
-
-@dataclass
 class Distributions:
-    """The histograms of the metrics page, seconds or tokens."""
+    """The histograms of the metrics page, seconds or tokens. ``blocks``: of cached blocks, kept by the cache."""
 
     ttft: Buckets = field(default_factory=lambda: Buckets(TTFT_BOUNDS_S))
     itl: Buckets = field(default_factory=lambda: Buckets(ITL_BOUNDS_S))
@@ -63,11 +41,12 @@ class Distributions:
     queue: Buckets = field(default_factory=lambda: Buckets(E2E_BOUNDS_S))
     prompt_tokens: Buckets = field(default_factory=lambda: Buckets(LENGTH_BOUNDS))
     generation_tokens: Buckets = field(default_factory=lambda: Buckets(LENGTH_BOUNDS))
+    blocks: BlockLives = field(default_factory=BlockLives)
 
     def copy(self) -> Distributions:
         return Distributions(
             self.ttft.copy(), self.itl.copy(), self.e2e.copy(), self.queue.copy(), self.prompt_tokens.copy(),
-            self.generation_tokens.copy(),
+            self.generation_tokens.copy(), self.blocks.copy(),
         )  # fmt: skip
 
 

@@ -15,8 +15,6 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _Command = Callable[[], None]
-# After an empty plan (waiting for recoding to free room) the loop pauses this long, unless a command comes.
-_RETRY_S = 0.002
 
 
 class EngineThread:
@@ -89,12 +87,12 @@ class EngineThread:
 
     def _take_commands(self) -> bool:
         """Run what is queued; False for the order to stop. Waits only while there is nothing to do."""
-        core = self._core
+        pause_s = self._core.pause_s
         try:
-            if core.broken is not None or not (core.has_work or core.has_background_work):
+            if pause_s is None:
                 command = self._commands.get()
-            elif core.is_stuck:
-                command = self._commands.get(timeout=_RETRY_S)
+            elif pause_s > 0:
+                command = self._commands.get(timeout=pause_s)
             else:
                 command = self._commands.get_nowait()
             while command is not None:

@@ -17,6 +17,7 @@ from engine.clock import Clock
 from engine.core_stats import CoreStats, LiveRequest
 from engine.formats import CHUNK_TOKENS
 from engine.plan import RecodeBatch
+from engine.recode_pacer import RecodePacer
 from engine.request import Request
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class DecodeRun:
         stats: CoreStats,
         pace: Pace,
         clock: Clock,
+        pacer: RecodePacer | None,
     ) -> None:
         self.done = 0
         self.finished: list[Request] = []
@@ -77,8 +79,10 @@ class DecodeRun:
         self._records = [live[request.request_id] for request in requests]
         self._starts = [request.num_computed_tokens for request in requests]
         self._clock, self._now_ns = clock, clock.now_ns()
-        # While nothing can become stale, evicted or hidden, a commit does the same whenever it comes: once, at the end.
-        self._is_lazy = self._cache.is_quiet()
+        self._pacer = pacer
+        # While nothing can become stale, evicted, hidden or cached, a commit does the same whenever it comes: once, at
+        # the end.
+        self._is_lazy = self._cache.is_quiet() and not any(request.cache.use_prefix_cache for request in requests)
         self._may_recode = scheduler.recodes
         self._slots_end = [self._cache.capacity(r) - start for r, start in zip(requests, self._starts, strict=True)]
         self._ends = [scheduler.tokens_left(request) for request in requests]
@@ -98,11 +102,16 @@ class DecodeRun:
             if self._is_lazy and self._may_recode:
                 break  # conversions look at every sequence, and these are behind with their commits
             before_ns = self._now_ns
+            if self._pacer is not None:
+                scheduler.set_recode_budget(self._pacer.budget_tokens())
             recodes = self._plan_recodes() if not self._is_lazy and scheduler.recodes else ()
             scheduler.report_decodes(number, sum(batch.num_tokens for batch in recodes), before_ns)
             begin_ns = self._recode(recodes) if recodes else before_ns
             self._now_ns = now_ns = pace.step()
             step_ns += now_ns - begin_ns
+            if self._pacer is not None:
+                recoded = max((batch.num_tokens for batch in recodes), default=0)
+                self._pacer.observe(now_ns - begin_ns, begin_ns - before_ns, recoded)
             step = self.done
             if step:
                 stats.gaps(now_ns - before_ns, number)

@@ -53,6 +53,22 @@ class RequestPreempted(Event):
 
 
 @dataclass(frozen=True)
+class RequestParked(Event):
+    """A running request lost its place to others and keeps its KV of ``num_computed_tokens``, on the host."""
+
+    request_id: str
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestLoading(Event):
+    """A request was admitted and waits for KV from the host; ``was_parked``: its own, else that of its prefix."""
+
+    request_id: str
+    was_parked: bool
+
+
+@dataclass(frozen=True)
 class RequestFinished(Event):
     """A request ended; ``reason`` is a ``FinishReason`` value."""
 

@@ -99,6 +99,19 @@ def pool_layout(groups: Sequence[GroupSpec], pool_bytes: int) -> PoolLayout:
     return PoolLayout(slab_tokens, num_slabs, sizes)
 
 
+def host_layout(layout: PoolLayout, host_pool_bytes: int) -> PoolLayout:
+    """Cut host memory into slabs like those of the device's pool. Raises ValueError for less than one of each group."""
+    num_slabs = host_pool_bytes // sum(layout.slab_bytes)
+    if num_slabs < 1:
+        raise ValueError(
+            f"a host pool of {host_pool_bytes} bytes is too small for this model; give it at least "
+            f"{sum(layout.slab_bytes)} bytes"
+        )
+    if num_slabs * max(layout.slab_bytes) // OFFSET_UNIT > MAX_OFFSET:
+        raise ValueError(f"a host pool of {host_pool_bytes} bytes is beyond 32-bit block offsets; give it less")
+    return PoolLayout(layout.slab_tokens, num_slabs, layout.slab_bytes)
+
+
 def pool_capacity(
     groups: Sequence[GroupSpec], pool_bytes: int, kv_format: str, block_size: int, *, reserve_slabs: int = 1
 ) -> int:

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from engine.core_stats import Buckets, Distributions
+from engine.block_lives import REASONS, BlockLives
+from engine.buckets import Buckets
+from engine.core_stats import Distributions
 from engine.stats import EngineStats
 from engine.tunables import TUNABLES
 
@@ -45,10 +47,23 @@ _COUNTERS: Mapping[str, tuple[str, float, str]] = {
     "recompute_time_ns": ("recompute_seconds", 1e-9, "Step time spent on recomputed tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", 1, "Prompt tokens looked up, once per request at admission."),
     "prefix_cache_hits": ("prefix_cache_hits", 1, "Prompt tokens found in the prefix cache."),
+    "prefix_pins_made": ("prefix_pins_made", 1, "Prefixes pinned at a request's wish."),
+    "prefix_pins_refused": ("prefix_pins_refused", 1, "Wishes for a pin that ran into the cap; the request ran."),
+    "prefix_pins_broken": ("prefix_pins_broken", 1, "Pins ended early for a request that had no room even alone."),
     "recoded_tokens": ("recoded_tokens", 1, "Tokens of KV moved to another format or block size."),
     "recoded_blocks": ("recoded_blocks", 1, "Blocks moved to another format or block size."),
     "evicted_tokens": ("evicted_tokens", 1, "Tokens of running requests whose KV eviction dropped."),
     "evicted_blocks": ("evicted_blocks", 1, "Blocks of running requests that eviction dropped."),
+    "swapped_out": ("swapped_out", 1, "Preempted requests that kept their KV."),
+    "swapped_in": ("swapped_in", 1, "Preempted requests that went on with the KV they had kept."),
+    "swap_fallbacks": ("swap_fallbacks", 1, "Preempted requests that had kept their KV and lost it for want of room."),
+    "host_out_bytes": ("host_out_bytes", 1, "KV copied to host memory."),
+    "host_in_bytes": ("host_in_bytes", 1, "KV copied back from host memory, streamed bytes apart."),
+    "host_streamed_bytes": ("host_streamed_bytes", 1, "KV of running requests that attention read from host memory."),
+    "host_stream_wait_ns": ("host_stream_wait_seconds", 1e-9, "Time that computing waited for streamed KV."),
+    "host_hit_tokens": ("prefix_cache_host_hits", 1, "Prompt tokens found in the prefix cache, in host memory."),
+    "host_loads": ("host_loads", 1, "Times a request waited for KV from host memory."),
+    "host_load_time_ns": ("host_load_seconds", 1e-9, "Time that requests waited for KV from host memory."),
     "kv_bytes_read": ("kv_read_bytes", 1, "KV bytes that attention covered, each sequence once a step."),
     "kv_bytes_written": ("kv_written_bytes", 1, "KV bytes written for new tokens."),
     "tunable_changes": ("tunable_changes", 1, "Values of tunables that were changed."),
@@ -63,6 +78,18 @@ _GAUGES: Mapping[str, tuple[str, str]] = {
     "kv_pool_bytes": ("kv_pool_bytes", "Bytes of KV that requests may use."),
     "kv_used_bytes": ("kv_used_bytes", "Bytes of KV in use."),
     "kv_cached_bytes": ("kv_cached_bytes", "Bytes of reusable prefix blocks that no running request holds."),
+    "host_pool_bytes": ("host_pool_bytes", "Host memory for KV; 0 without a host tier."),
+    "host_used_bytes": ("host_used_bytes", "Host memory that requests hold, or that is being copied."),
+    "host_cached_bytes": (
+        "host_cached_bytes",
+        "Host memory with reusable prefixes and copies of device blocks.",
+    ),
+    "parked": ("num_requests_parked", "Preempted requests that keep their KV."),
+    "loading": ("num_requests_loading", "Admitted requests that wait for KV from host memory."),
+    "host_link_bytes_per_s": ("host_link_bytes_per_second", "Rate of the link from host memory."),
+    "host_link_is_emulated": ("host_link_emulated", "1 if that link is emulated, 0 if it is a device's."),
+    "kv_pinned_bytes": ("kv_pinned_bytes", "Those of them that pins keep for a while."),
+    "prefix_pins": ("prefix_pins", "Pinned prefixes."),
     "converged_fraction": ("kv_converged_fraction", "Share of resident KV stored as the tunables ask."),
     "held_below_format_bytes": ("kv_held_below_format_bytes", "KV stored lossier than the present kv_format."),
     "resident_tokens": ("kv_resident_tokens", "Tokens of resident KV."),
@@ -78,6 +105,13 @@ _HISTOGRAMS: Mapping[str, tuple[str, str]] = {
     "prompt_tokens": ("request_prompt_tokens", "Prompt length of arrivals."),
     "generation_tokens": ("request_generation_tokens", "Output length of completed requests."),
 }
+_BLOCK_HISTOGRAMS: Mapping[str, tuple[str, str]] = {
+    "lifetime": ("kv_block_lifetime_seconds", "First cached to gone, of blocks that left the prefix cache."),
+    "idle": ("kv_block_idle_before_eviction_seconds", "Last use to gone, of blocks that left the prefix cache."),
+    "reuse_gap": ("kv_block_reuse_gap_seconds", "Time since the last use, of cached blocks at each hit."),
+}
+_DROPPED = "prefix_blocks_dropped"
+_DROPPED_TEXT = "Blocks that left the prefix cache, by reason."
 ROUTES = (
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/feedback", "/tokenize", "/health", "/metrics",
 )  # fmt: skip
@@ -95,7 +129,9 @@ def documentation() -> list[tuple[str, str, str]]:
     ]
     rows = [(f"{metric}_total", "counter", text) for metric, _, text in _COUNTERS.values()]
     rows += [(metric, "gauge", text) for metric, text in _GAUGES.values()]
-    rows += [(metric, "histogram", text) for metric, text in _HISTOGRAMS.values()]
+    rows += [(metric, "histogram", text) for metric, text in (*_HISTOGRAMS.values(), *_BLOCK_HISTOGRAMS.values())]
+    reasons = "; ".join(f"{reason}: {text}" for reason, text in REASONS.items())
+    rows.append((f"{_DROPPED}_total", "counter", f"{_DROPPED_TEXT} {reasons}."))
     return [(PREFIX + name, kind, text) for name, kind, text in rows + with_labels]
 
 
@@ -143,6 +179,16 @@ class EngineMetrics:
         yield from self._gauge_families(self._stats)
         for name, (metric, text) in _HISTOGRAMS.items():
             yield _histogram(PREFIX + metric, text, getattr(self._distributions, name))
+        yield from self._block_families(self._distributions.blocks)
+
+    @staticmethod
+    def _block_families(blocks: BlockLives) -> Iterator[Metric]:
+        for name, (metric, text) in _BLOCK_HISTOGRAMS.items():
+            yield _histogram(PREFIX + metric, text, getattr(blocks, name))
+        dropped = CounterMetricFamily(PREFIX + _DROPPED, _DROPPED_TEXT, labels=("reason",))
+        for reason, count in blocks.dropped.items():
+            dropped.add_metric((reason,), count)
+        yield dropped
 
     def _http_families(self) -> Iterator[Metric]:
         family = CounterMetricFamily(PREFIX + "http_requests", "HTTP exchanges.", labels=("route", "status"))

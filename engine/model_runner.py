@@ -14,6 +14,7 @@ from engine.attention import BatchBuilder, BlockTables, StepInputs
 from engine.loader import LoadedModel
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
+from engine.streaming import Streamer, StreamPlanner
 from kernels.layout import KVShape
 from kernels.table import TableView
 
@@ -59,10 +60,14 @@ class KernelOps(Protocol):
 
 @dataclass(frozen=True)
 class StepWork:
-    """KV bytes that the last step's attention covered (each sequence's counted once) and that it wrote."""
+    """KV bytes that the last step's attention covered (each sequence's counted once) and that it wrote; those of the
+    former that were streamed from the host, and how long computing waited for them.
+    """
 
     kv_bytes_read: int = 0
     kv_bytes_written: int = 0
+    host_bytes_read: int = 0
+    host_wait_ns: int = 0
 
 
 class ModelRunner:
@@ -87,12 +92,20 @@ class ModelRunner:
         self._builder = BatchBuilder(
             [group.shape for group in loaded.groups], [group.window for group in loaded.groups], model.device
         )
+        self._streamer: Streamer | None = None
         self._sampler = Sampler(rng or random.Random())
         self._place = {
             layer: (number, index)
             for number, group in enumerate(loaded.groups)
             for index, layer in enumerate(group.layers)
         }
+
+    def stream_with(self, streamer: Streamer, buffers: Sequence[tuple[int, int]]) -> None:
+        """Attend blocks on the host through buffers in each arena: (first byte, size of each of the two) per group."""
+        self._streamer = streamer
+        self._builder.stream_through(
+            [StreamPlanner(group.shape, *place) for group, place in zip(self.loaded.groups, buffers, strict=True)]
+        )
 
     def recode(self, batches: Sequence[RecodeBatch]) -> None:
         """Convert tiles, all layers of their group. Call it before the step's ``execute``, which does not."""
@@ -112,9 +125,10 @@ class ModelRunner:
             self.last_work = StepWork()
             return []
         inputs = self._builder.build(plan.sequences, tables)
-        self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written)
         attention = _PagedAttention(self, inputs)
         hidden = self._model.hidden(inputs.ids, inputs.positions, inputs.end, attention)
+        waited = self._streamer.take_wait_ns() if self._streamer is not None else 0
+        self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written, inputs.host_bytes_read, waited)
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
         self._read_out(inputs, hidden, outputs)
         return [outputs[id(sequence)] for sequence in plan.sequences]
@@ -173,12 +187,18 @@ class _PagedAttention:
         self._groups = runner.loaded.groups
         self._place = runner._place  # noqa: SLF001
         self._scale = float(runner.loaded.config.head_dim) ** -0.5
+        self._streamer = runner._streamer  # noqa: SLF001
+        for number, group in enumerate(inputs.groups):
+            if group.streamed is not None and self._streamer is not None:
+                self._streamer.begin(number, group.streamed, group.entries)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         number, index = self._place[layer]
         group, arena, inputs = self._groups[number], self._arenas[number], self._inputs.groups[number]
         shape, window, split = group.shape, group.window or 0, self._inputs.num_decode
         self._ops.write_kv(arena, shape, index, key, value, inputs.slots)
+        if inputs.streamed is not None and self._streamer is not None:
+            self._streamer.layer(number, index)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if inputs.decode is not None:
             self._ops.decode_attention(

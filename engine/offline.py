@@ -6,6 +6,7 @@ The same scheduler, cache manager and runner as behind the server, stepped until
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,15 @@ from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
 from engine.errors import EngineError
 from engine.events import NullSink
+from engine.links import EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel
 from engine.model_runner import KernelOps, ModelRunner
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
+from engine.prefix_policy import parity_tokens
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
 from engine.scheduler import Scheduler
+from engine.streaming import EmulatedStreamer
+from engine.transfers import HostLink
 from engine.tunables import TunableValue, default_values
 from kernels import ops as default_ops
 
@@ -63,10 +68,16 @@ class OfflineEngine:
         clock: Clock | None = None,
         max_chunk_tokens: int | None = None,
         new_runner: Callable[..., ModelRunner] = ModelRunner,
+        host_pool_bytes: int = 0,
+        link: HostLink | None = None,
+        staging_bytes: int = 0,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """``values``: tunables that differ from their defaults. ``sync_recode``: recode all that is due at every
         step, so that output depends on nothing but the requests and the settings. ``max_chunk_tokens``: most tokens of
-        one prompt in one step. ``new_runner`` is called as :class:`ModelRunner` is.
+        one prompt in one step. ``new_runner`` is called as :class:`ModelRunner` is. ``host_pool_bytes`` behind an
+        emulated ``link`` make a host tier, from which blocks may be streamed through ``staging_bytes`` beside the pool;
+        ``pause`` (seconds) is called when nothing can be done before a copy ends.
 
         Raises EngineError for a pool that is too small for the model.
         """
@@ -83,6 +94,10 @@ class OfflineEngine:
                 watermark=0.0,
                 clock=clock,
                 events=NullSink(),
+                parity_tokens=parity_tokens(loaded.config.hidden_size),
+                host_pool_bytes=host_pool_bytes,
+                link=link,
+                staging_bytes=staging_bytes,
             )
         except ValueError as error:
             raise EngineError(str(error)) from error
@@ -92,12 +107,25 @@ class OfflineEngine:
             max_model_len=max_model_len or loaded.config.max_model_len,
             max_waiting=1 << 30,
             clock=clock,
+            counters=self.cache.counters,
             eos_token_ids=loaded.eos_token_ids,
             sync_recode=sync_recode,
             max_chunk_tokens=max_chunk_tokens,
         )
         arena_bytes = [self.cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
         self.runner = new_runner(loaded, arena_bytes, ops or default_ops, rng=random.Random(seed))
+        self.mover: Mover | None = None
+        self.streamer: EmulatedStreamer | None = None
+        if host_pool_bytes and link is not None:
+            sizes = [self.cache.group_host_bytes(group) for group in range(len(loaded.groups))]
+            hosts = host_arenas(sizes, loaded.model.device)
+            mover = EmulatedMover(self.runner.arenas, hosts, link, clock, default_ops.copy_bytes)
+            self.streamer = EmulatedStreamer(
+                self.runner.arenas, hosts, mover.line, clock, default_ops.copy_bytes, pause=pause
+            )
+            self.runner.stream_with(self.streamer, self.cache.stream_places())
+            self.mover = mover
+        self._pause = pause
         self._clock = clock
         self._results: dict[Request, OfflineResult] = {}
 
@@ -123,12 +151,21 @@ class OfflineEngine:
 
     def step(self) -> StepPlan:
         """Run one step and return what it did. Raises EngineError when nothing can move although requests wait."""
+        if self.mover is not None:
+            self.cache.finish_transfers(self.mover.arrived())
         plan = self.scheduler.schedule()
+        if self.mover is not None:
+            self.mover.submit(self.cache.plan_transfers())
         self.runner.recode(plan.recodes)
         outputs = self.runner.execute(plan, self.cache)
+        work = self.runner.last_work
+        self.cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         finished = self.scheduler.update(plan, outputs)
         self._record(outputs)  # only now: the scheduler strikes out what a recomputed prompt reports twice
         if plan.is_empty and not finished and self.scheduler.has_work:
+            if self.mover is not None and self.cache.num_transfers:
+                self._pause(self.mover.wait_ns() / 1e9)
+                return plan
             raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
         return plan
 

@@ -20,12 +20,14 @@ class Entry:
     ``offset``: in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``: absolute position of
     the block's first token, a multiple of its size. ``valid``: tokens of the block that belong to this sequence. Never
     compute position // block_size: consecutive entries may differ in size and format, and an evicted range is a gap.
+    ``on_host``: the offset is one of the host's arena, and the block has to be streamed.
     """
 
     offset: int
     format_code: int
     first: int
     valid: int
+    on_host: bool = False
 
 
 @dataclass(frozen=True)

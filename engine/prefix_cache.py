@@ -4,29 +4,40 @@ Every whole chunk of 16 tokens is a *node*, found under (parent node, its 16 tok
 unique serials instead of hashes, so that the dictionary compares all tokens on every hit and two prefixes can never be
 mistaken for each other. A salt picks the root. The chain is the same for all layer groups and block sizes; per group a
 node names the block that holds its KV, and the *ancestry*: the lossiest format that its KV was computed over.
+With full attention a chunk is of no use without all that come before it, so what follows a block goes with it.
 (Ideas: vLLM's chained block hashes, SGLang's radix tree, cut to the one granularity that all block sizes share.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.arena import IntegrityError
 from engine.formats import CHUNK_TOKENS
-from engine.pool_block import Block
+from engine.pool_block import HOST, Block
+from engine.popularity import Popularity
 
 NodeKey = tuple[int, tuple[int, ...] | str]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One chunk at one place in one prefix. ``uses``: child nodes and sequences that stand on it."""
+    """One chunk at one place in one prefix. ``uses``: child nodes and sequences that stand on it.
+
+    ``position``: of its first token (a root: 16 before the first). ``score``, ``scored``: see engine.popularity.
+    """
 
     key: NodeKey
     blocks: list[Block | None]
     ancestry: list[int]
+    position: int
+    digest: int
+    score: float
+    scored: int
     uses: int = 0
+    children: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass
@@ -45,8 +56,9 @@ class PrefixCache:
     Holds no blocks alive: a block is told that it is cached (``Block.nodes``), and ``forget`` takes it out.
     """
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Sequence[int | None], popularity: Popularity | None = None) -> None:
         self.windows = tuple(windows)
+        self.popularity = popularity or Popularity(1)
         self.nodes: dict[int, Node] = {}
         self._ids: dict[NodeKey, int] = {}
         self._next_id = 1
@@ -65,9 +77,16 @@ class PrefixCache:
             node = self._ids[key] = self._next_id
             self._next_id += 1
             width = len(self.windows)
-            self.nodes[node] = Node(key, [None] * width, [0] * width)
-            if key[0]:
-                self.nodes[key[0]].uses += 1
+            parent, tokens = key
+            if isinstance(tokens, str):
+                position, digest = -CHUNK_TOKENS, zlib.crc32(tokens.encode())
+            else:
+                above = self.nodes[parent]
+                above.uses += 1
+                above.children[node] = None
+                position, digest = above.position + CHUNK_TOKENS, Popularity.digest(above.digest, tokens)
+            score = self.popularity.recall(digest)
+            self.nodes[node] = Node(key, [None] * width, [0] * width, position, digest, *score)
         return node
 
     def retain(self, node: int) -> None:
@@ -87,22 +106,27 @@ class PrefixCache:
                 return
             del self.nodes[node]
             del self._ids[state.key]
-            node = state.key[0]
+            self.popularity.remember(state.digest, state.score, state.scored)
+            child, node = node, state.key[0]
             if node:
                 self.nodes[node].uses -= 1
+                del self.nodes[node].children[child]
 
     # -- what blocks hold -----------------------------------------------------------------------------------------
 
     def put(self, node: int, group: int, block: Block, position: int, ancestry: int) -> Block | None:
         """The block holds this chunk's KV, computed over ``ancestry``; returns the block that it displaces, if any.
 
-        What is cached already stays, unless the new KV is less lossy, stored or computed over.
+        What is cached already stays, unless the new KV is less lossy, stored or computed over, or as good and nearer.
+        A chunk whose start is not cached could not be hit and is not entered.
         """
         state = self.nodes[node]
         old = state.blocks[group]
+        if old is None and not self._has_start(state, group):
+            return None
         if old is not None:
-            now = max(ancestry, block.block_class.lossiness)
-            if old is block or now >= max(state.ancestry[group], old.block_class.lossiness):
+            now = (max(ancestry, block.block_class.lossiness), block.tier)
+            if old is block or now >= (max(state.ancestry[group], old.block_class.lossiness), old.tier):
                 return None
             del old.nodes[position]
         state.blocks[group] = block
@@ -118,15 +142,35 @@ class PrefixCache:
             target.nodes[position] = node
         source.nodes.clear()
 
-    def forget(self, block: Block, group: int) -> None:
-        """Take a block out of the cache."""
+    def forget(self, block: Block, group: int) -> list[Block]:
+        """Take a block out of the cache, and with it what follows; returns the other blocks that are out of it now."""
         nodes = list(block.nodes.values())
         block.nodes.clear()
         for node in nodes:
             self.nodes[node].blocks[group] = None
+        orphans: dict[Block, None] = {}
+        if self.windows[group] is None:
+            below = [child for node in nodes for child in self.nodes[node].children]
+            while below:
+                node = below.pop()
+                state = self.nodes[node]
+                orphan = state.blocks[group]
+                if orphan is not None:
+                    state.blocks[group] = None
+                    del orphan.nodes[state.position]
+                    orphans[orphan] = None
+                    below += state.children
+                    nodes.append(node)
         for node in nodes:
             if node in self.nodes:
                 self._prune(node)
+        return [orphan for orphan in orphans if not orphan.nodes]
+
+    def _has_start(self, state: Node, group: int) -> bool:
+        """Whether what comes before a chunk is cached as far as a hit on it needs that."""
+        parent = state.key[0]
+        above = self.nodes[parent]
+        return self.windows[group] is not None or above.position < 0 or above.blocks[group] is not None
 
     def previous(self, block: Block, group: int) -> Block | None:
         """The cached block that holds the KV just before a cached block's first token, if it ends there."""
@@ -135,24 +179,63 @@ class PrefixCache:
         before = parent.blocks[group] if parent is not None else None
         return before if before is not None and before.end == block.first else None
 
+    def before(self, block: Block, group: int) -> Block | None:
+        """The cached block without which a cached block is of no use: that of the chunk before its first cached one."""
+        if self.windows[group] is not None or not block.nodes:
+            return None
+        return self.nodes[self._first(block).key[0]].blocks[group]
+
+    def _first(self, block: Block) -> Node:
+        """The first cached chunk of a cached block."""
+        node = block.nodes.get(block.first)
+        return self.nodes[block.nodes[min(block.nodes)] if node is None else node]
+
+    # -- uses -----------------------------------------------------------------------------------------------------
+
+    def use(self, node: int) -> None:
+        """A request computes this chunk, or takes it up."""
+        state = self.nodes[node]
+        state.score, state.scored = self.popularity.raised(state.score, state.scored)
+
+    def path_to(self, node: int) -> Iterator[int]:
+        """A node and those before it, last first, without the root."""
+        while node and self.nodes[node].key[0]:
+            yield node
+            node = self.nodes[node].key[0]
+
+    def score(self, block: Block) -> float:
+        """How often a cached block was used, faded: the score of its first cached chunk."""
+        state = self._first(block)
+        return self.popularity.faded(state.score, state.scored)
+
+    def scores(self, block: Block) -> Iterator[float]:
+        """The scores of a block's cached chunks."""
+        for node in block.nodes.values():
+            state = self.nodes[node]
+            yield self.popularity.faded(state.score, state.scored)
+
     # -- hits -----------------------------------------------------------------------------------------------------
 
-    def match(self, ids: Sequence[int], salt: str, max_lossiness: int) -> Match:
+    def match(self, ids: Sequence[int], salt: str, max_lossiness: int, *, max_tier: int = HOST) -> Match:
         """The longest cached prefix of ``ids`` that every group can serve, in whole chunks.
 
-        KV that is stored, or was computed over anything, lossier than ``max_lossiness`` does not count. Groups with a
-        window need only what the next token attends.
+        KV that is stored, or was computed over anything, lossier than ``max_lossiness`` does not count, nor what lies
+        farther away than ``max_tier``. Groups with a window need only what the next token attends.
         """
-        path = self._path(ids, salt)
-        best = self._longest(path, max_lossiness)
+        return self.match_path(self._path(ids, salt), max_lossiness, max_tier=max_tier)
+
+    def match_path(self, path: Sequence[int], max_lossiness: int, *, max_tier: int = HOST) -> Match:
+        """The same for chunks that are known by their nodes, first one first."""
+        limits = (max_lossiness, max_tier)
+        best = self._longest(path, limits)
         match = Match(best * CHUNK_TOKENS, node=path[best - 1] if best else 0)
         for group in range(len(self.windows)):
-            run = self._run(path[:best], group, max_lossiness) if best else []
+            run = self._run(path[:best], group, limits) if best else []
             match.runs.append(run)
             for block, _ in run:
                 match.lossiness = max(match.lossiness, block.block_class.lossiness)
             for node in path[:best]:
-                if self._usable(node, group, max_lossiness) is not None:
+                if self._usable(node, group, limits) is not None:
                     match.lossiness = max(match.lossiness, self.nodes[node].ancestry[group])
         return match
 
@@ -167,14 +250,14 @@ class PrefixCache:
                 path.append(node)
         return path
 
-    def _usable(self, node: int, group: int, max_lossiness: int) -> Block | None:
+    def _usable(self, node: int, group: int, limits: tuple[int, int]) -> Block | None:
         state = self.nodes[node]
         block = state.blocks[group]
-        if block is None or state.ancestry[group] > max_lossiness or block.block_class.lossiness > max_lossiness:
+        if block is None or block.tier > limits[1]:
             return None
-        return block
+        return block if max(state.ancestry[group], block.block_class.lossiness) <= limits[0] else None
 
-    def _longest(self, path: Sequence[int], max_lossiness: int) -> int:
+    def _longest(self, path: Sequence[int], limits: tuple[int, int]) -> int:
         """How many nodes of the path every group can serve."""
         best = 0
         starts: list[int | None] = [None] * len(self.windows)  # where each group's unbroken KV begins
@@ -182,7 +265,7 @@ class PrefixCache:
         for index, node in enumerate(path):
             served = True
             for group, window in enumerate(self.windows):
-                block = self._usable(node, group, max_lossiness)
+                block = self._usable(node, group, limits)
                 start = starts[group]
                 if block is None:
                     start = None
@@ -197,7 +280,7 @@ class PrefixCache:
                 best = index + 1
         return best
 
-    def _run(self, path: Sequence[int], group: int, max_lossiness: int) -> list[tuple[Block, int]]:
+    def _run(self, path: Sequence[int], group: int, limits: tuple[int, int]) -> list[tuple[Block, int]]:
         """The blocks, and up to where each is used, of the unbroken KV that ends with the path.
 
         A block reached in its middle serves its earlier chunks as well: what it holds there is the same prefix.
@@ -205,7 +288,7 @@ class PrefixCache:
         run: list[tuple[Block, int]] = []
         for index, node in enumerate(path):
             position = index * CHUNK_TOKENS
-            block = self._usable(node, group, max_lossiness)
+            block = self._usable(node, group, limits)
             if block is None:
                 run.clear()
                 continue
@@ -237,8 +320,15 @@ class PrefixCache:
                 raise IntegrityError(f"prefix node {node_id}: {node.uses} uses counted, {uses.get(node_id, 0)} found")
             if not node.uses and all(block is None for block in node.blocks):
                 raise IntegrityError(f"prefix node {node_id} is useless and not pruned")
-            for block in node.blocks:
-                if block is not None and node_id not in block.nodes.values():
+            for group, block in enumerate(node.blocks):
+                if block is None:
+                    continue
+                if block.nodes.get(node.position) != node_id:
                     raise IntegrityError(f"prefix node {node_id} names block {block.offset}, which does not know")
+                if not self._has_start(node, group):
+                    raise IntegrityError(f"prefix node {node_id} outlived its start in group {group}")
+            children = {child for child in node.children if self.nodes[child].key[0] == node_id}
+            if len(children) != len(node.children) or len(children) > node.uses:
+                raise IntegrityError(f"prefix node {node_id} has children that are not its own")
         if len(self._ids) != len(self.nodes):
             raise IntegrityError("prefix index and nodes differ in number")

@@ -22,6 +22,15 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
         kv_pool_bytes=usage.pool_bytes,
         kv_used_bytes=usage.used_bytes,
         kv_cached_bytes=usage.cached_bytes,
+        host_pool_bytes=usage.host_pool_bytes,
+        host_used_bytes=usage.host_used_bytes,
+        host_cached_bytes=usage.host_cached_bytes,
+        parked=scheduler.num_parked,
+        loading=len(scheduler.loading),
+        host_link_bytes_per_s=cache.link.in_bytes_per_s if cache.link is not None else None,
+        host_link_is_emulated=cache.link.is_emulated if cache.link is not None else None,
+        kv_pinned_bytes=usage.pinned_bytes,
+        prefix_pins=len(cache.pins),
         resident=cache.resident(),
         converged_fraction=cache.converged_fraction(),
         held_below_format_bytes=usage.held_below_format_bytes,
@@ -44,7 +53,21 @@ def progress(name: str, desired: TunableValue, scheduler: Scheduler) -> KnobOutc
             # Lost precision is not invented again: there is nothing to converge to.
             why = f"for new KV; {held} resident bytes stay in a lossier format"
             return KnobOutcome(APPLIED if desired == NATIVE.name else _convergence(scheduler.cache).status, why)
+    if name == "host_offload":
+        return _offload(str(desired), scheduler)
     return _convergence(scheduler.cache) if name in {"kv_format", "block_size"} else KnobOutcome(APPLIED)
+
+
+def _offload(desired: str, scheduler: Scheduler) -> KnobOutcome:
+    host = scheduler.cache.host
+    if desired == "on":
+        if host is not None and not host.enabled:
+            return KnobOutcome(CONVERGING, "stopped after a copy failed; set it off and on again")
+        return KnobOutcome(APPLIED)
+    held = scheduler.cache.usage().host_used_bytes
+    if held:
+        return KnobOutcome(CONVERGING, f"{held} bytes that requests hold on the host come back when these run again")
+    return KnobOutcome(APPLIED)
 
 
 def _convergence(cache: CacheManager) -> KnobOutcome:

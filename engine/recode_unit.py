@@ -23,6 +23,12 @@ class RecodeUnit:
     def num_tokens(self) -> int:
         return sum(block.size for block in self.sources)
 
+    @property
+    def is_move(self) -> bool:
+        """Whether one block goes elsewhere as it is."""
+        is_one = len(self.sources) == len(self.targets) == 1
+        return is_one and self.sources[0].block_class == self.targets[0].block_class
+
     def jobs(self) -> list[RecodeJob]:
         """One row per target tile, columns as in kernels.layout.JOB_*."""
         rows: list[RecodeJob] = []

@@ -25,7 +25,7 @@ from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.compaction import is_cramped, slab_to_empty
 from engine.formats import FORMATS, BlockClass
-from engine.pool_block import Block
+from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
 
@@ -55,20 +55,27 @@ class Recoder:
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
+        self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
 
     # -- what should be converted ---------------------------------------------------------------------------------
 
     def target_class(self, block: Block) -> BlockClass:
         """The class that a block should have, whatever its neighbours allow."""
-        lossiness = self.settings.lossiness
-        if self.num_floored:
-            lossiness = min([lossiness, *(self.sequences[holder].max_lossiness for holder in block.holders)])
-        kind = _BY_LOSSINESS[max(lossiness, block.block_class.lossiness)]
+        if self.num_floored and block.holders:
+            floor = min(self.sequences[holder].max_lossiness for holder in block.holders)
+            return self._target_of(block.block_class, min(self.settings.lossiness, floor))
+        target = self._targets.get(block.block_class)
+        if target is None:
+            target = self._targets[block.block_class] = self._target_of(block.block_class, self.settings.lossiness)
+        return target
+
+    def _target_of(self, block_class: BlockClass, lossiness: int) -> BlockClass:
+        kind = _BY_LOSSINESS[max(lossiness, block_class.lossiness)]
         return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.in_recode:
+        if block.is_pinned or block.tier != DEVICE:
             return
         if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
             self.pool.mark_stale(block)
@@ -95,6 +102,7 @@ class Recoder:
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
         self.settings = settings
+        self._targets.clear()
         self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):
@@ -160,7 +168,8 @@ class Recoder:
     def _fits_together(self, sources: Sequence[Block], target: BlockClass) -> bool:
         return self._is_nested(sources) and all(
             block.is_sealed
-            and not block.in_recode
+            and block.tier == DEVICE
+            and not block.is_pinned
             and self.target_class(block).kv_format == target.kv_format
             and self._is_old(block)
             for block in sources
@@ -208,7 +217,7 @@ class Recoder:
         left = budget_tokens
         for slab in sorted(self.pool.stale, key=self._cost_to_empty):
             for block in list(self.pool.stale.get(slab, {}).values()):
-                if block.in_recode or not block.is_stale:
+                if block.is_pinned or not block.is_stale:
                     continue
                 if blocked and self.target_class(block) in blocked:
                     continue
@@ -303,7 +312,7 @@ class Recoder:
 
     def _is_movable(self, block: Block, in_step: bool) -> bool:
         """Nothing will be written to it, or is converted from it, before it has moved."""
-        if block.in_recode:
+        if block.is_pinned:
             return False
         if block.is_sealed or not in_step:
             return True
@@ -329,6 +338,8 @@ class Recoder:
             self.pool.adopt_age(target, unit.sources)
         for source in unit.sources:
             self.prefix.move(source, unit.targets, self.group)
+        if unit.is_move:
+            self.pool.hand_on_twin(unit.sources[0], unit.targets[0])
         self._release(unit.targets)
         self._release(unit.sources)
         for target in unit.targets:

@@ -9,7 +9,8 @@ from enum import StrEnum
 class RequestStatus(StrEnum):
     WAITING = "waiting"  # never run yet
     RUNNING = "running"
-    PREEMPTED = "preempted"  # ran, lost its KV, waits to be recomputed
+    PREEMPTED = "preempted"  # ran, lost its place; its KV is to be recomputed, or parked
+    LOADING = "loading"  # admitted, waits for KV from the host
     FINISHED = "finished"
 
 
@@ -47,12 +48,14 @@ class CachePolicy:
     """What a request lets be done to its KV.
 
     ``kv_format_floor``: the lossiest format allowed (None: whatever the engine uses). ``salt`` separates prefix caches.
+    ``prefix_ttl_s``: the prompt's prefix is not given up for others until so long after its last use (None: it may be).
     """
 
     kv_format_floor: str | None = None
     allow_eviction: bool = True
     use_prefix_cache: bool = True
     salt: str = ""
+    prefix_ttl_s: float | None = None
 
 
 @dataclass(eq=False)

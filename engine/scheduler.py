@@ -2,10 +2,15 @@
 
 One step's token budget goes to decodes first, then to prefills that are under way, then to admissions: preempted
 requests before new ones, each in order of arrival, never past one that does not fit. (Orca's iteration-level batching
-and Sarathi's chunked prefill; preemption by recomputation as in vLLM.)
+and Sarathi's chunked prefill; preemption by recomputation as in vLLM, or by parking KV in host memory.)
+
+An admitted request that needs KV from the host is *loading* until it has come; others run, and are admitted,
+meanwhile.
 
 Nothing hangs: the oldest running request takes blocks from younger ones, so it always ends; a request that could not
-even run alone is refused at admission, or ends in an error if the settings have changed since.
+even run alone is refused at admission, or ends in an error if the settings have changed since. Loads are given up, and
+parked KV at last as well, where they stand in the way. A plan may be empty while copies are under way: their end is the
+next thing that happens.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ from engine.events import (
     RequestAdded,
     RequestAdmitted,
     RequestFinished,
+    RequestLoading,
+    RequestParked,
     RequestPreempted,
     RequestRejected,
     StepScheduled,
@@ -30,6 +37,7 @@ from engine.events import (
 )
 from engine.formats import lossiness_of
 from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
+from engine.prefix_pins import MAX_TTL_S
 from engine.request import FinishReason, Request, RequestStatus
 from engine.stats import Counters
 from engine.tunables import TunableValues, parse_change
@@ -49,7 +57,8 @@ class Scheduler:
 
     Per step: ``plan = schedule()``, the executor runs it, ``update(plan, outputs)``. ``max_model_len`` counts prompt
     and output tokens; ``max_waiting`` bounds requests that never ran. ``counters`` (shared with the core) get
-    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps.
+    everything but times and histograms: requests_*, *_tokens, preemptions, recomputed_tokens, prefix_cache_*, steps;
+    of the times, that of planning and swapping recodes.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class Scheduler:
         self._max_batched, self._max_seqs = _limits(values)
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []  # by arrival
+        self._loading: list[Request] = []  # by arrival
         self._preempted: list[Request] = []  # by arrival
         self._waiting: deque[Request] = deque()
         self._failed: list[Request] = []  # ended while planning, reported by the next update
@@ -105,12 +115,22 @@ class Scheduler:
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """Requests without KV in the order they will be admitted: preempted ones first."""
-        return [*self._preempted, *self._waiting]
+        """Requests that do not run: loading ones, then in the order they will be admitted, preempted ones first."""
+        return [*self._loading, *self._preempted, *self._waiting]
+
+    @property
+    def loading(self) -> Sequence[Request]:
+        """Requests that wait for KV from the host, oldest arrival first."""
+        return self._loading
+
+    @property
+    def num_parked(self) -> int:
+        """Preempted requests that keep their KV."""
+        return sum(self.cache.is_parked(request) for request in self._preempted)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._preempted) + len(self._waiting)
+        return len(self._loading) + len(self._preempted) + len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -148,6 +168,11 @@ class Scheduler:
             lossiness_of(request.cache.kv_format_floor)
         except ValueError as error:
             raise AdmissionError("invalid", str(error).replace("kv_format ", "kv_format_floor ", 1)) from error
+        ttl_s = request.cache.prefix_ttl_s
+        if ttl_s is not None and not 0 < ttl_s <= MAX_TTL_S:
+            raise AdmissionError("invalid", f"prefix_ttl_s is in seconds, above 0 and up to {MAX_TTL_S:g}, got {ttl_s}")
+        if ttl_s is not None and not request.cache.use_prefix_cache:
+            raise AdmissionError("invalid", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
         if prompt + min(most, 1) > self.max_model_len:
             raise AdmissionError(
                 "too_long", f"the prompt has {prompt} tokens; with output at most {self.max_model_len} fit the model"
@@ -180,6 +205,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
+        elif request.status is RequestStatus.LOADING:
+            self._loading.remove(request)
         elif request.status is RequestStatus.PREEMPTED:
             self._preempted.remove(request)
         else:
@@ -205,7 +232,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step, with slots allocated and recodes planned. Every plan, empty ones too, goes to ``update``."""
+        self.cache.pins.expire()
         step = _Step(self._max_batched)
+        for request in [request for request in self._loading if self.cache.is_loaded(request)]:
+            self._loading.remove(request)
+            was_parked, host_tokens = self.cache.end_load(request)
+            self.counters.swapped_in += was_parked
+            if request.first_scheduled_ns is None:
+                self.counters.host_hit_tokens += host_tokens
+            self._start(request)
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running:
@@ -219,11 +254,13 @@ class Scheduler:
             if step.budget and request.status is RequestStatus.RUNNING:
                 self._continue(request, step)
         if not step.preempted:
-            while step.budget and len(self._running) < self._max_seqs and self._admit_next(step):
+            while step.budget and self._num_active < self._max_seqs and self._admit_next(step):
                 pass
         recodes: tuple[RecodeBatch, ...] = ()
         if self._sync_recode or self._recode_tokens:
+            begin_ns = self._clock.now_ns()
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
+            self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
         if not plan.is_empty and not self._is_silent:
             self._report(plan)
@@ -233,6 +270,13 @@ class Scheduler:
         """Schedule a running request, at the expense of younger ones if the pool is full."""
         num_tokens = self._chunk(request, step)
         while not self.cache.allocate(request, num_tokens):
+            if self._loading:
+                self._stop_loading(self._loading[-1])
+                continue
+            if self.cache.is_room_coming(request, num_tokens):
+                return
+            if self._lose_parked() or self.cache.press(request, num_tokens, reversed(self._running)):
+                continue
             victim = self._running[-1]
             if victim is not request:
                 self._preempt(victim, step)
@@ -254,20 +298,67 @@ class Scheduler:
         else:
             self._fail(request)
 
+    @property
+    def _num_active(self) -> int:
+        return len(self._running) + len(self._loading)
+
     def _preempt(self, request: Request, step: _Step) -> None:
         step.remove(request)
         step.preempted.append(request)
         self._running.remove(request)
+        request.num_preemptions += 1
+        request.status = RequestStatus.PREEMPTED
+        _insert(self._preempted, request)
+        self.counters.preemptions += 1
+        if self.cache.should_park(request):
+            self.cache.park(request)
+            self._blocked_at = None
+            self.counters.swapped_out += 1
+            self._events.emit(RequestParked(self._clock.now_ns(), request.request_id, request.num_computed_tokens))
+        else:
+            self._lose(request)
+
+    def _lose(self, request: Request) -> None:
+        """A preempted request has to compute its KV again."""
         lost = request.num_computed_tokens
         self._lost[request.request_id] = max(lost, self._lost.get(request.request_id, 0))
         self.cache.free(request)
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        request.status = RequestStatus.PREEMPTED
-        _insert(self._preempted, request)
         self._blocked_at = None
-        self.counters.preemptions += 1
         self._events.emit(RequestPreempted(self._clock.now_ns(), request.request_id, lost))
+
+    def _lose_parked(self) -> bool:
+        """Room is needed that parked requests hold and the host cannot take: the youngest of them loses its KV."""
+        for request in reversed(self._preempted):
+            if self.cache.is_parked_here(request):
+                self._lose(request)
+                self.counters.swap_fallbacks += 1
+                return True
+        return False
+
+    def _stop_loading(self, request: Request) -> None:
+        """Somebody else needs the room: back into the queue, with parked KV if it came from there."""
+        self._loading.remove(request)
+        self.cache.stop_load(request)
+        if not self.cache.is_parked(request):
+            request.num_computed_tokens = 0
+        if request.num_preemptions:
+            request.status = RequestStatus.PREEMPTED
+            _insert(self._preempted, request)
+        else:
+            request.status = RequestStatus.WAITING
+            self._waiting.appendleft(request)
+        self._blocked_at = None
+
+    def fail_load(self, request_id: str) -> None:
+        """What a loading request waits for will not come: it computes that itself."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.LOADING:
+            return
+        self._stop_loading(request)
+        if self.cache.is_parked(request):
+            self._lose(request)
+            self.counters.swap_fallbacks += 1
 
     def _fail(self, request: Request) -> None:
         self._finish(request, FinishReason.ERROR)
@@ -282,19 +373,38 @@ class Scheduler:
         if not self.cache.can_ever_fit(max(self._most_tokens(request), request.num_tokens)):
             self._fail(request)  # settings changed while it waited
             return True
-        state = (self.cache.room_version, len(self._running))
-        if self._blocked_at == state:
+        state = (self.cache.room_version, self._num_active)
+        if self._blocked_at == state and (self._num_active or self.cache.num_transfers):
             return False
-        cached = self.cache.match_prefix(request)
-        request.num_computed_tokens = cached
-        if not self._fits(request) or not self._allocate_first(request, step):
-            self.cache.free(request)
-            request.num_computed_tokens = 0
-            # Read again: taking up and letting go of a prefix counts as new room.
-            self._blocked_at = (self.cache.room_version, len(self._running))
-            return False
-        self._take_from(queue)
-        resumed = request.status is RequestStatus.PREEMPTED
+        if self.cache.is_parked(request):
+            return self._resume(request)
+        is_idle = not self._num_active and not self.cache.num_transfers
+        request.num_computed_tokens = self.cache.match_prefix(request)
+        if self._fits(request):
+            if self.cache.needs_load(request):
+                if self.cache.begin_load(request):
+                    self._take_from(queue)
+                    self._wait_for_load(request, was_parked=False)
+                    return True
+                if is_idle:  # there will never be room for it as it is stored: compute it
+                    self.cache.free(request)
+                    request.num_computed_tokens = self.cache.match_prefix(request, on_device=True)
+            if not self.cache.needs_load(request) and self._allocate_first(request, step):
+                self._take_from(queue)
+                self._start(request)
+                return True
+        self.cache.free(request)
+        request.num_computed_tokens = 0
+        if is_idle and self._lose_parked():
+            return True
+        # Read again: taking up and letting go of a prefix counts as new room.
+        self._blocked_at = (self.cache.room_version, self._num_active)
+        return False
+
+    def _start(self, request: Request) -> None:
+        """The request runs from now on, with its cached prefix or with what it had when it was parked."""
+        resumed = request.num_preemptions > 0
+        cached = request.num_computed_tokens
         request.status = RequestStatus.RUNNING
         _insert(self._running, request)
         now_ns = self._clock.now_ns()
@@ -306,7 +416,34 @@ class Scheduler:
                 self.counters.prefix_cache_queries += len(request.prompt_ids)
                 self.counters.prefix_cache_hits += cached
         self._events.emit(RequestAdmitted(now_ns, request.request_id, cached, resumed))
-        return True
+
+    def _resume(self, request: Request) -> bool:
+        """Bring the head of the queue, which is parked, back; False to stop trying in this step."""
+        is_idle = not self._num_active and not self.cache.num_transfers
+        if is_idle:
+            # Nothing will change by itself: what is cached must go, then younger ones' KV, then its own.
+            self.cache.drop_idle()
+        if self._fits(request) and self.cache.begin_load(request, use_reserve=is_idle):
+            self._take_from(self._preempted)
+            self._wait_for_load(request, was_parked=True)
+            return True
+        needed = sum(self.cache.missing_tokens(other) for other in (*self._running, *self._loading))
+        if self.cache.begin_stream(request, self.cache.room_tokens() - needed):
+            self._take_from(self._preempted)
+            self._wait_for_load(request, was_parked=True)
+            return True
+        if is_idle:
+            if not self._lose_parked():
+                self._lose(request)
+                self.counters.swap_fallbacks += 1
+            return True
+        self._blocked_at = (self.cache.room_version, self._num_active)
+        return False
+
+    def _wait_for_load(self, request: Request, *, was_parked: bool) -> None:
+        request.status = RequestStatus.LOADING
+        _insert(self._loading, request)
+        self._events.emit(RequestLoading(self._clock.now_ns(), request.request_id, was_parked))
 
     @staticmethod
     def _take_from(queue: list[Request] | deque[Request]) -> None:
@@ -316,15 +453,15 @@ class Scheduler:
             del queue[0]
 
     def _fits(self, request: Request) -> bool:
-        """Whether all known tokens fit, besides what running requests still lack. Alone, trying is enough."""
-        if not self._running:
+        """Whether all known tokens fit, besides what active requests still lack. Alone, trying is enough."""
+        if not self._num_active:
             return True
-        needed = sum(self.cache.missing_tokens(other) for other in self._running)
+        needed = sum(self.cache.missing_tokens(other) for other in (*self._running, *self._loading))
         return needed + self.cache.missing_tokens(request) <= self.cache.room_tokens()
 
     def _allocate_first(self, request: Request, step: _Step) -> bool:
         num_tokens = self._chunk(request, step)
-        done = self.cache.allocate(request, num_tokens)
+        done = self.cache.allocate(request, num_tokens, end_pins=not self._running)
         if not done and not self._running:
             # Alone: what is cached must not stand in the way, not even the request's own prefix.
             self.cache.free(request)
@@ -358,6 +495,8 @@ class Scheduler:
         """
         running = self._running
         if not running or len(running) > self._max_batched or self._failed or not self.is_settled:
+            return ()
+        if self._loading or len(self.cache.pins):  # copies end and pins expire at times of their own
             return ()
         for request in running:
             params = request.params
@@ -438,7 +577,10 @@ class Scheduler:
             if reason is not None:
                 self._finish(request, reason)
                 finished.append(request)
-        self.cache.finish_recodes(plan.recodes)
+        if plan.recodes:
+            begin_ns = self._clock.now_ns()
+            self.cache.finish_recodes(plan.recodes)
+            counters.recode_time_ns += self._clock.now_ns() - begin_ns
         counters.steps += bool(plan.sequences)
         return finished
 
@@ -473,6 +615,10 @@ class Scheduler:
         self.counters.recomputed_tokens += again
         if output is not None and again:
             del output.prompt_logprobs[:again]
+
+    def set_recode_budget(self, tokens: int) -> None:
+        """``recode_tokens_per_step`` from now on."""
+        self._recode_tokens = tokens
 
     def cancel(self, plan: StepPlan) -> None:
         """The executor failed on this plan: planned recodes are dropped and its sequences stay as they were."""

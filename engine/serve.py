@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.clock import RealClock
 from engine.errors import EngineError
 from engine.models.folder import check_folder
 from engine.paths import default_control_socket
+from engine.prefix_pins import DEFAULT_SHARE
+from engine.recording import DEFAULT_MAX_BYTES, TrafficRecorder
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
 from kernels.layout import NATIVE_TILE_TOKENS
@@ -39,8 +42,11 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``threads``: processor threads of matrix products and attention. ``quality_table``: refuse
-    formats that cost this model more than ``quality_budget_pct`` of perplexity.
+    go on after a signal. ``threads``: processor threads of matrix products and attention. ``host_pool_bytes``: host
+    memory for KV, 0 for none; ``host_link_bytes_per_s``: rate of the emulated link to it, where the device is no GPU
+    (None: a twentieth of the memory's bandwidth). ``quality_table``: refuse formats that cost this model more than
+    ``quality_budget_pct`` of perplexity. ``record``: file that gets arrival, lengths and salted prefix hashes of every
+    request, see :mod:`engine.recording`.
     """
 
     model: Path
@@ -50,6 +56,8 @@ class EngineOptions:
     dtype: str = "auto"
     served_model_name: str | None = None
     kv_pool_bytes: int | None = None
+    host_pool_bytes: int = 0
+    host_link_bytes_per_s: float | None = None
     control: Path | None = None
     control_uids: tuple[int, ...] = ()
     tunables: TunableValues = field(default_factory=dict)
@@ -58,7 +66,8 @@ class EngineOptions:
     recent_tokens: int = 64
     sinks: int = 16
     watermark: float = 0.01
-    recode_budget_tokens: int = 512
+    prefix_pin_share: float = DEFAULT_SHARE
+    recode_budget_tokens: int | None = None
     idle_recode_tokens: int = 2048
     seed: int | None = None
     max_body_bytes: int = 8 << 20
@@ -66,6 +75,8 @@ class EngineOptions:
     threads: int | None = None
     quality_table: Path | None = None
     quality_budget_pct: float = 0.5
+    record: Path | None = None
+    record_max_bytes: int = DEFAULT_MAX_BYTES
 
     @property
     def control_path(self) -> Path:
@@ -97,13 +108,27 @@ def serve(options: EngineOptions) -> None:
         try:
             from engine.assembly import assemble  # noqa: PLC0415 - imports torch
 
-            assembly = assemble(options)
-            with _quiet_garbage_collection():
-                asyncio.run(_serve(options, assembly, listener, control.socket))
+            with _recorder(options) as recorder:
+                assembly = assemble(options)
+                with _quiet_garbage_collection():
+                    asyncio.run(_serve(options, assembly, listener, control.socket, recorder))
         finally:
             control.close()
     finally:
         listener.close()
+
+
+@contextmanager
+def _recorder(options: EngineOptions) -> Iterator[TrafficRecorder | None]:
+    """The file is made before the model is loaded, so that a wrong name need not wait for that."""
+    if options.record is None:
+        yield None
+        return
+    recorder = TrafficRecorder(options.record, RealClock(), max_bytes=options.record_max_bytes)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
 
 
 def _check_numbers(options: EngineOptions) -> None:
@@ -112,6 +137,8 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--threads", options.threads, 1, _MOST_THREADS),
         ("--max-waiting", options.max_waiting, 1, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
+        ("--host-link-bytes-per-s", options.host_link_bytes_per_s, 1, math.inf),
+        ("--prefix-pin-share", options.prefix_pin_share, 0, 1),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
         ("--quality-budget", options.quality_budget_pct, 0, math.inf),
     )
@@ -157,7 +184,13 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def _serve(options: EngineOptions, assembly: Assembly, listener: socket.socket, control: socket.socket) -> None:
+async def _serve(
+    options: EngineOptions,
+    assembly: Assembly,
+    listener: socket.socket,
+    control: socket.socket,
+    recorder: TrafficRecorder | None,
+) -> None:
     from engine.server.app import AppOptions  # noqa: PLC0415 - only a running engine needs a server
     from engine.server.run import ServerOptions, run_servers  # noqa: PLC0415
 
@@ -175,7 +208,9 @@ async def _serve(options: EngineOptions, assembly: Assembly, listener: socket.so
         listener,
         control,
         stop,
-        ServerOptions(options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes)),
+        ServerOptions(
+            options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes), recorder
+        ),
         # The one line that a person who starts an engine waits for.
         on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
     )
@@ -209,6 +244,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
     add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
     add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
+    add("--host-pool-bytes", type=_size, default=0, metavar="N", help="host memory for KV, see host_offload (none)")
+    add(
+        "--host-link-bytes-per-s",
+        type=_size,
+        metavar="N",
+        help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
+    )
     add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
     add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
@@ -219,7 +261,14 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         type=int,
         default=EngineOptions.recode_budget_tokens,
         metavar="TOKENS",
-        help="KV recoded per step while requests run (%(default)s)",
+        help="KV recoded per step while requests run (what takes 15 %% of a step's time; on a GPU 512)",
+    )
+    add(
+        "--prefix-pin-share",
+        type=float,
+        default=EngineOptions.prefix_pin_share,
+        metavar="SHARE",
+        help="most of the KV pool that pinned prefixes may hold (%(default)s)",
     )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
@@ -236,6 +285,14 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         default=EngineOptions.quality_budget_pct,
         metavar="PCT",
         help="perplexity that a format may cost by the table (%(default)s)",
+    )
+    add("--record", type=Path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
+    add(
+        "--record-max",
+        type=_size,
+        default=DEFAULT_MAX_BYTES,
+        metavar="N",
+        help="size at which the recording becomes FILE.1 and a new one begins (256M)",
     )
     add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
     add(
@@ -264,6 +321,8 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         dtype=arguments.dtype,
         served_model_name=arguments.served_model_name,
         kv_pool_bytes=arguments.kv_pool_bytes,
+        host_pool_bytes=arguments.host_pool_bytes,
+        host_link_bytes_per_s=arguments.host_link_bytes_per_s,
         control=arguments.control,
         control_uids=tuple(arguments.control_uid),
         tunables=tunables,
@@ -271,11 +330,14 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         max_waiting=arguments.max_waiting,
         recent_tokens=arguments.recent_tokens,
         recode_budget_tokens=arguments.recode_budget,
+        prefix_pin_share=arguments.prefix_pin_share,
         seed=arguments.seed,
         grace_s=arguments.grace,
         threads=arguments.threads,
         quality_table=arguments.quality_table,
         quality_budget_pct=arguments.quality_budget,
+        record=arguments.record,
+        record_max_bytes=arguments.record_max,
     )
 
 

@@ -1,4 +1,5 @@
-"""Every knob of the engine that can change while requests run: one declaration each, stdlib only.
+"""Every knob of the engine that can change while requests run: one declaration each. Nothing but the standard library
+and ``kernels.layout``, which knows the storage formats and imports nothing else either.
 
 Action space, configuration validation, metric labels, the control API and docs/tunables.md derive from ``TUNABLES``.
 """
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from kernels.layout import FORMATS, NATIVE
 
 TunableValue = str | int
 TunableValues = dict[str, TunableValue]
@@ -48,8 +51,8 @@ class Tunable:
 _DECLARATIONS = (
     Tunable(
         "kv_format",
-        ("native", "int8", "k8v4", "int4"),
-        "native",
+        tuple(kv_format.name for kv_format in FORMATS),
+        NATIVE.name,
         "",
         CostClass.BACKGROUND,
         "Storage format of KV blocks older than recent_tokens. Resident blocks are recoded towards a lossier format; "

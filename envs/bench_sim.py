@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,9 +31,8 @@ from envs.signals import Targets
 from envs.simulated import SimulatedEngine
 from envs.simulator import SimOptions, Simulator
 from envs.spaces import NOTHING
-from envs.week import week_of_chat
 from envs.workload.catalogue import CATALOGUE
-from envs.workload.generators import generate
+from envs.workload.generators import generate, stream
 from envs.workload.loaders import load_trace
 from envs.workload.scaling import Scaling, scale
 from envs.workload.trace import Trace
@@ -44,7 +44,7 @@ PROFILES: Final = Path(__file__).parent / "profiles"
 MODEL: Final = Path("engine/bundled/model")
 POOL_BYTES: Final = 24 << 20
 ROWS: Final = ("speed", "env", "week", "fidelity", "tau")
-_DRAIN_S: Final = 20.0
+_WEEK_RPS: Final = 1.0
 # Prompts and outputs of big models' traces, for a small one.
 _LENGTH_SCALE: Final = 8.0
 _STATIC: Final[tuple[Mapping[str, TunableValue], ...]] = (
@@ -77,7 +77,7 @@ class Context:
 
 
 def speed(context: Context) -> dict[str, Any]:
-    """Simulated requests per second on one core: chat on an H200-like profile, prefix cache off as nothing is shared."""
+    """Simulated requests per second on one core: chat on an H200-like profile. Nothing is shared: no prefix cache."""
     profile = read_profile(PROFILES / "llama3_8b_h200_estimated.yaml")
     trace = context.trace("azure2023_conv_train", "chat-steady", 2100.0)
     if context.quick:
@@ -88,7 +88,8 @@ def speed(context: Context) -> dict[str, Any]:
         options = SimOptions(
             profile.pool_bytes, profile.model.max_model_len, values=values, prefix_cache=trace.block_tokens > 0
         )
-        simulator = Simulator(profile.groups(), profile.latency_model(), options, TraceFeed(trace), ledger=Ledger(Targets()))
+        feed, ledger = TraceFeed(trace), Ledger(Targets())
+        simulator = Simulator(profile.groups(), profile.latency_model(), options, feed, ledger=ledger)
         gc.collect()
         begin_s = time.perf_counter()
         simulator.drain()
@@ -99,7 +100,7 @@ def speed(context: Context) -> dict[str, Any]:
 
 
 def env(context: Context) -> dict[str, Any]:
-    """Steps of the default environment per second at a control interval of 2 s, idle and with random legal actions."""
+    """Steps of the default environment per second on one core, at its control interval of 2 s, changing nothing."""
     result: dict[str, Any] = {}
     for name, values in (("env_steps_per_s", {"block_size": 64}), ("env_steps_per_s_blocks_of_16", {})):
         one = SimulatedEngine(values=values)
@@ -116,12 +117,13 @@ def env(context: Context) -> dict[str, Any]:
 def week(context: Context) -> dict[str, Any]:
     """A week of chat at the rate of a digitised week, thinned to what one L4 serves; memory at its start and end."""
     profile = read_profile(PROFILES / "llama3_8b_l4_estimated.yaml")
-    path = None if context.traces is None else context.traces / "azure2024_conv_rate_envelope_DIGITISED.csv.gz"
     days = 0.25 if context.quick else 7.0
-    feed = StreamFeed(week_of_chat(path, mean_rps=1.0, days=days, seed=1))
-    options = SimOptions(
-        profile.pool_bytes, profile.model.max_model_len, values={"block_size": 64}, prefix_cache=False, max_waiting=10_000
-    )
+    workload = CATALOGUE["chat-week"]
+    make = partial(stream, workload, duration_s=days * 86400.0, seed=1, rate_scale=_WEEK_RPS / workload.mean_rps)
+    feed = StreamFeed(make)
+    values: dict[str, TunableValue] = {"block_size": 64}
+    longest = profile.model.max_model_len
+    options = SimOptions(profile.pool_bytes, longest, values=values, prefix_cache=False, max_waiting=10_000)
     simulator = Simulator(profile.groups(), profile.latency_model(), options, feed, ledger=Ledger(Targets()))
     begin_s, offered, resident = time.perf_counter(), 0, []
     for hour in range(1, round(24 * days) + 1):
@@ -160,15 +162,18 @@ class Bench:
         from envs.measured import measure_profile  # noqa: PLC0415
 
         self.context.log("measuring a profile")
-        return measure_profile(
-            self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=self.context.quick
-        )
+        return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=self.context.quick)
 
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
-        return SimOptions(POOL_BYTES, self.profile.model.max_model_len, values=dict(values), max_waiting=1 << 20)
+        longest = self.profile.model.max_model_len
+        return SimOptions(POOL_BYTES, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
 
     def case(
-        self, trace: Trace, values: Mapping[str, TunableValue], repeats: int, changes: Sequence[tuple[float, Patch]] = ()
+        self,
+        trace: Trace,
+        values: Mapping[str, TunableValue],
+        repeats: int,
+        changes: Sequence[tuple[float, Patch]] = (),
     ) -> Comparison:
         """One trace, live several times and simulated once."""
         options = self.options(values)
@@ -203,9 +208,11 @@ def fidelity(context: Context) -> dict[str, Any]:
             rate = share * capacity_rps(groups, model, base, bench.options(values))
             trace = at_rate(base, rate, seconds)
             found = bench.case(trace, values, repeats, changes)
-            rows.append({"trace": name, "share": share, "values": dict(values), "switches": bool(changes), **vars(found)})
+            what = {"trace": name, "share": share, "values": dict(values), "switches": bool(changes)}
+            rows.append({**what, **vars(found)})
             errors = ", ".join(f"{f} {found.error_pct[f]:.1f} ({found.spread_pct[f]:.1f})" for f in FIGURES)
-            context.log(f"fidelity: {name} at {share:.0%}, {values or 'native'}{' and switches' if changes else ''}: {errors}")
+            how = f"{values or 'native'}{' and switches' if changes else ''}"
+            context.log(f"fidelity: {name} at {share:.0%}, {how}: {errors}")
     result: dict[str, Any] = {
         f"{name}_err_pct": statistics.median(row["error_pct"][name] for row in rows) for name in FIGURES
     }
@@ -227,7 +234,8 @@ def tau(context: Context) -> dict[str, Any]:
         live.append(found.live["e2e"])
         simulated.append(found.simulated["e2e"])
         spreads.append(found.spread_pct["e2e"] / 100)
-        context.log(f"tau: {values or 'default'}: live {live[-1]:.3f} s ({spreads[-1]:.1%}), simulated {simulated[-1]:.3f} s")
+        one = f"live {live[-1]:.3f} s ({spreads[-1]:.1%}), simulated {simulated[-1]:.3f} s"
+        context.log(f"tau: {values or 'default'}: {one}")
     value, pairs = kendall_tau(live, simulated, statistics.median(spreads))
     context.log(f"tau: {value} over {pairs} pairs")
     return {"kendall_tau": value, "kendall_pairs": pairs}

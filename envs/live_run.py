@@ -90,7 +90,7 @@ class LiveEngineRun:
             max_waiting=options.max_waiting,
             clock=clock,
             counters=counters,
-            recode_tokens_per_step=options.recode_budget_tokens,
+            recode_tokens_per_step=0 if options.recode_share else options.recode_budget_tokens,
         )
         core = EngineCore(
             scheduler,
@@ -98,7 +98,9 @@ class LiveEngineRun:
             self._runner,
             values,
             clock,
-            options=CoreOptions("live", "live", options.max_model_len, options.idle_recode_tokens),
+            options=CoreOptions(
+                "live", "live", options.max_model_len, options.idle_recode_tokens, options.recode_share
+            ),
             stats=CoreStats(counters),
         )
         outcome, left = LiveOutcome(counters=counters), threading.Semaphore(0)

@@ -38,7 +38,7 @@ def measure_profile(
     """
     import torch  # noqa: PLC0415
 
-    from engine.assembly import measure_bandwidth  # noqa: PLC0415
+    from engine.bandwidth import measure_bandwidth  # noqa: PLC0415
     from engine.profiling.measure import Measurer  # noqa: PLC0415
     from engine.profiling.scenarios import scenarios  # noqa: PLC0415
     from engine.quality.digest import model_digest  # noqa: PLC0415

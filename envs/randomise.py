@@ -9,7 +9,8 @@ import numpy as np
 from envs.latency_model import LatencyModel
 from envs.simulated_runner import Jitter
 from envs.workload.arrivals import TwoStates
-from envs.workload.generators import Lengths, Workload
+from envs.workload.generators import Workload
+from envs.workload.lengths import Distribution
 
 Range = tuple[float, float]
 
@@ -98,10 +99,11 @@ class Draw:
         """The workload of this world; its rate apart, which the generator takes."""
         return replace(
             workload,
-            prompt=_longer(workload.prompt, self.prompts),
-            output=_longer(workload.output, self.outputs),
+            prompt=Scaled(workload.prompt, self.prompts),
+            output=Scaled(workload.output, self.outputs),
             gap_cv=workload.gap_cv * self.bursts,
             rate=self._swings(workload.rate) if isinstance(workload.rate, TwoStates) else workload.rate,
+            then=tuple(self.workload(regime) for regime in workload.then),
         )
 
     def _swings(self, rate: TwoStates) -> TwoStates:
@@ -116,5 +118,21 @@ def _factor(rng: np.random.Generator, limits: Range) -> float:
     return float(np.exp(rng.uniform(np.log(limits[0]), np.log(limits[1]))))
 
 
-def _longer(lengths: Lengths, factor: float) -> Lengths:
-    return replace(lengths, median=lengths.median * factor)
+@dataclass(frozen=True)
+class Scaled:
+    """A distribution of lengths whose every draw is ``factor`` times as long, and at least 1."""
+
+    lengths: Distribution
+    factor: float
+
+    @property
+    def median(self) -> float:
+        return self.lengths.median * self.factor
+
+    @property
+    def mean(self) -> float:
+        return self.lengths.mean * self.factor
+
+    def draw(self, number: int, rng: np.random.Generator) -> list[int]:
+        drawn = self.lengths.draw(number, rng)
+        return drawn if self.factor == 1.0 else [max(1, round(length * self.factor)) for length in drawn]

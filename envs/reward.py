@@ -13,6 +13,7 @@ from engine.tunables import TUNABLES, CostClass
 from envs.port import Change
 from envs.signals import FORMAT_NAMES, Targets, attainment
 from envs.window import StatsWindow, amount, ratio
+from kernels.layout import FORMATS
 
 
 class Objective(StrEnum):
@@ -42,7 +43,7 @@ class QualityTable:
 
 def literature_quality() -> QualityTable:
     """Published figures for formats like ours (vLLM's turboquant k8v4 and 4 bit, KIVI) and a guess for eviction."""
-    return QualityTable({"native": 0.0, "int8": 0.001, "k8v4": 0.012, "int4": 0.027}, evicted=0.2)
+    return QualityTable({kv_format.name: kv_format.expected_loss for kv_format in FORMATS}, evicted=0.2)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, SupportsFloat
 
@@ -14,7 +15,7 @@ from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
 from engine.tunables import TunableValue, parse_change
-from envs.arrivals_feed import Feed, TraceFeed
+from envs.arrivals_feed import Feed, StreamFeed, TraceFeed
 from envs.latency_model import LatencyModel
 from envs.ledger import Ledger, TrueFigures
 from envs.live import LiveEngine
@@ -26,7 +27,7 @@ from envs.sim_port import SimPort
 from envs.simulator import SimOptions, Simulator
 from envs.spaces import action_space, observation_space
 from envs.workload.catalogue import CATALOGUE
-from envs.workload.generators import Workload, generate
+from envs.workload.generators import Workload, stream
 from envs.workload.scaling import Scaling, scale
 from envs.workload.trace import Trace
 
@@ -63,7 +64,7 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     ## Episode end
     **Never terminates or truncates by itself**; ``gymnasium.make`` adds a limit of 300 steps. A trace that ends is
-    repeated, a generated workload is made long enough for ``episode_s``.
+    repeated (unless ``repeats`` is off), a generated workload goes on for ``episode_s``; after that nothing arrives.
 
     ## Info
     As live (``proposed``, ``applied``, ``result``, ``observation``, ``action_mask``, ``stats``, ``reward_terms``), and
@@ -94,6 +95,7 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         pool_bytes: int | None = None,
         interval_s: float = 2.0,
         episode_s: float = 620.0,
+        repeats: bool = True,
         warm_up_s: float = 10.0,
         values: Mapping[str, TunableValue] | None = None,
         held: Collection[str] = (),
@@ -123,7 +125,7 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._workload = _named(workload)
         self._rate_scale = rate_scale
         self._interval_ns, self._warm_up_ns = round(1e9 * interval_s), round(1e9 * warm_up_s)
-        self._episode_s = episode_s
+        self._episode_s, self._repeats = episode_s, repeats
         self._values = {name: parse_change(name, value) for name, value in (values or {}).items()}
         self._held = tuple(held)
         self._randomise = randomise or Randomisation()
@@ -255,15 +257,17 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         if isinstance(self._workload, Trace):
             scaling = Scaling(length_scale=1 / world.prompts, time_scale=1 / (self._rate_scale * world.rate))
             trace = scale(self._workload, scaling)
-        else:
-            workload = world.workload(self._workload)
-            trace = generate(
-                workload,
-                duration_s=self._episode_s,
-                seed=world.workload_seed,
-                rate_scale=self._rate_scale * world.rate,
-            )
-        return TraceFeed(trace, repeats=True), trace.block_tokens > 0
+            return TraceFeed(trace, repeats=self._repeats), trace.block_tokens > 0
+        workload = world.workload(self._workload)
+        make = partial(
+            stream,
+            workload,
+            duration_s=self._episode_s,
+            seed=world.workload_seed,
+            rate_scale=self._rate_scale * world.rate,
+        )
+        block_tokens = max(regime.block_tokens for regime in workload.regimes)
+        return StreamFeed(make, block_tokens=block_tokens), block_tokens > 0
 
     def _finish(self, info: dict[str, Any]) -> dict[str, Any]:
         port = self._running()[1]

@@ -84,6 +84,8 @@ class SimulatedRunner:
         self.model = model
         self.kv_bytes_read = 0
         self.kv_bytes_written = 0
+        self.host_bytes_read = 0  # nothing is streamed here
+        self.host_wait_ns = 0
         self._clock = clock
         self._ledger = ledger
         self._counter = StepCounter(groups, knee_tokens=model.knee_tokens)

@@ -31,7 +31,6 @@ from envs.sim_request import SimRequest, make_request
 from envs.simulated_runner import Jitter, SimulatedRunner
 from envs.virtual_clock import VirtualClock
 
-_RETRY_NS: Final = 2_000_000  # as the engine's thread waits after an empty plan
 _STATUS: Final = {
     FinishReason.STOP: "completed",
     FinishReason.LENGTH: "completed",
@@ -47,6 +46,8 @@ class SimOptions:
     ``actuation_delay_s``: from writing a change to the first step boundary that may take it. ``patience_s``: a client
     whose first token has not come after this cancels. ``prefix_cache``: whether requests take part in it.
     ``bandwidth_bytes_per_s``: what the engine says of its device. ``jump``: take runs of decode steps at once.
+    ``recode_share``: of a step's time that recoding may add, in place of ``recode_budget_tokens`` (an engine on a CPU
+    works so: 0.15).
     """
 
     pool_bytes: int
@@ -57,6 +58,7 @@ class SimOptions:
     sinks: int = 16
     watermark: float = 0.01
     recode_budget_tokens: int = 512
+    recode_share: float = 0.0
     idle_recode_tokens: int = 2048
     actuation_delay_s: float = 0.0
     patience_s: float | None = None
@@ -114,7 +116,7 @@ class Simulator:
             counters=counters,
             events=sink,
             eos_token_ids=eos_token_ids,
-            recode_tokens_per_step=options.recode_budget_tokens,
+            recode_tokens_per_step=0 if options.recode_share else options.recode_budget_tokens,
         )
         self.runner = SimulatedRunner(
             model, groups, self.clock, self.ledger, quality or literature_quality(), options.jitter
@@ -126,7 +128,11 @@ class Simulator:
             values,
             self.clock,
             options=CoreOptions(
-                options.model_name, "simulated", options.max_model_len, idle_recode_tokens=options.idle_recode_tokens
+                options.model_name,
+                "simulated",
+                options.max_model_len,
+                idle_recode_tokens=options.idle_recode_tokens,
+                recode_share=options.recode_share,
             ),
             stats=CoreStats(counters),
             probe=_Probe(options.bandwidth_bytes_per_s),
@@ -202,8 +208,11 @@ class Simulator:
                 return
         before_ns = self.now_ns
         self.step()
-        if self.core.is_stuck and self.now_ns == before_ns:
-            self.clock.move_to_ns(min(limit_ns, before_ns + _RETRY_NS))
+        if self.now_ns == before_ns:
+            # An empty plan: the engine's thread waits for room, or for a command.
+            pause_s = self.core.pause_s
+            pause_ns = limit_ns - before_ns if pause_s is None else round(1e9 * pause_s)
+            self.clock.move_to_ns(min(limit_ns, before_ns + pause_ns))
 
     def step(self) -> None:
         """One step of the engine, whatever the time."""

@@ -90,6 +90,8 @@ class PlaybackRunner:
     next_step: int = 0
     kv_bytes_read: int = 0
     kv_bytes_written: int = 0
+    host_bytes_read: int = 0
+    host_wait_ns: int = 0
 
     @property
     def last_work(self) -> PlaybackRunner:

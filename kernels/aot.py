@@ -28,14 +28,16 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from kernels.layout import KVShape
-from kernels.triton import decode_attention, gather, prefill_attention, recode, write_kv
+from kernels.triton import attention_mass, copy_bytes, decode_attention, gather, prefill_attention, recode, write_kv
 from kernels.triton.tiles import attention_warps, storage_constants, triton_dtype
 
 ARCHITECTURES = (80, 89, 90, 100)
 _POINTERS = {
     "arena": "*u8", "entries": "*i32", "num_entries": "*i32", "query_first": "*i32", "query_starts": "*i32",
     "slots": "*i32", "jobs": "*i32", "starts": "*i64", "part_peak": "*fp32", "part_total": "*fp32",
-    "part_sum": "*fp32",
+    "part_sum": "*fp32", "rows": "*i64", "source": "*u8", "target": "*u8",
+    "window_peak": "*fp32", "chunk_sum": "*fp32", "head_peak": "*fp32", "head_total": "*fp32", "row_peak": "*fp32",
+    "row_total": "*fp32", "mass": "*fp32",
 }  # fmt: skip
 _NATIVE_POINTERS = {"query", "key", "value", "out"}
 
@@ -76,14 +78,22 @@ def variants(dtype: torch.dtype, head_dim: int, group: int, *, kv_heads: int = 8
     shape = KVShape(layers, kv_heads, head_dim, dtype.itemsize)
     storage = storage_constants(shape, dtype)
     warps = attention_warps(shape)
-    decode, prefill = decode_attention, prefill_attention
+    decode, prefill, mass = decode_attention, prefill_attention, attention_mass
+    # What a launcher passes as None is a constant to the compiler.
+    no_shares, no_heads = {"window_peak": None, "chunk_sum": None}, {"head_peak": None, "head_total": None}
     kernels: list[tuple[str, Any, dict[str, Any], int]] = [
-        ("decode_split", decode._decode_split_kernel, decode.split_constants(shape, group), warps),
-        ("decode_merge", decode._decode_merge_kernel, decode.merge_constants(shape, group), 4),
+        ("decode_split", decode._decode_split_kernel, decode.split_constants(shape, group) | no_shares, warps),
+        ("decode_merge", decode._decode_merge_kernel, decode.merge_constants(shape, group) | no_heads, 4),
+        ("split_mass", decode._decode_split_kernel, decode.split_constants(shape, group, mass=True), warps),
+        ("merge_mass", decode._decode_merge_kernel, decode.merge_constants(shape, group, mass=True), 4),
+        ("decode_mass", decode._decode_mass_kernel, decode.mass_constants(shape, group), 4),
+        ("mass_totals", mass._mass_totals_kernel, mass.totals_constants(shape, group), warps),
+        ("mass_shares", mass._mass_shares_kernel, mass.shares_constants(shape, group), warps),
         ("prefill", prefill._prefill_kernel, prefill.prefill_constants(shape, group), warps),
         ("write_kv", write_kv._write_kv_kernel, write_kv.write_constants(shape), 4),
         ("recode", recode._recode_kernel, storage, 4),
         ("gather_kv", gather._gather_kv_kernel, storage, 4),
+        ("copy_bytes", copy_bytes._copy_bytes_kernel, copy_bytes.copy_constants(), 4),
     ]
     return [Variant(*kernel, dtype, head_dim, group) for kernel in kernels]
 

@@ -18,9 +18,11 @@ BACKENDS = ("cpu", "triton", "reference")
 OPERATIONS = {
     "write_kv": "write_kv",
     "decode_attention": "decode_attention",
+    "attention_mass": "attention_mass",
     "prefill_attention": "prefill_attention",
     "recode": "recode",
     "gather_kv": "gather",
+    "copy_bytes": "copy_bytes",
 }
 
 
@@ -48,6 +50,22 @@ class KernelBackend(Protocol):
         scale: float,
         window: int = 0,
         out: torch.Tensor,
+        mass: torch.Tensor | None = None,
+    ) -> None: ...
+
+    def attention_mass(
+        self,
+        query: torch.Tensor,
+        arena: torch.Tensor,
+        shape: KVShape,
+        layer: int,
+        table: TableView,
+        query_starts: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        last: int,
+        mass: torch.Tensor,
     ) -> None: ...
 
     def prefill_attention(
@@ -78,6 +96,8 @@ class KernelBackend(Protocol):
         *,
         native_dtype: torch.dtype | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def copy_bytes(self, source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> None: ...
 
 
 def select_backend(device: torch.device, name: str | None = None) -> KernelBackend:

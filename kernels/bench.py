@@ -153,15 +153,15 @@ class Bench:
     def recode(self, target: KVFormat, tokens: int = 4096) -> Row:
         """Native tiles of a 6-layer group to ``target``."""
         shape = KVShape(6, 2, 64, self.dtype.itemsize)
-        units = -(-shape.tile_stride(NATIVE) // OFFSET_UNIT)
+        # With 2-byte elements a quantised tile of 32 tokens may be larger than a native one of 16.
+        units, target_units = (-(-shape.tile_stride(kind) // OFFSET_UNIT) for kind in (NATIVE, target))
         count = tokens // 32
-        elements = 3 * count * units * OFFSET_UNIT // self.dtype.itemsize
+        elements = count * (2 * units + target_units) * OFFSET_UNIT // self.dtype.itemsize
         arena = torch.randn(elements, generator=self.generator).to(self.dtype).view(torch.uint8).to(self.device)
         jobs = torch.zeros((count, JOB_WIDTH), dtype=torch.int32)
         for i in range(count):
-            jobs[i] = torch.tensor(
-                (target.code, (2 * count + i) * units, 0, 0, 2 * i * units, 0, (2 * i + 1) * units, 0)
-            )
+            offset = 2 * count * units + i * target_units
+            jobs[i] = torch.tensor((target.code, offset, 0, 0, 2 * i * units, 0, (2 * i + 1) * units, 0))
         jobs = jobs.to(self.device)
 
         def run(backend: str | None = None) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE, OFFSET_UNIT, KVFormat, KVShape
+from kernels.layout import CHUNK_TOKENS, FORMATS, INT4, INT8, K8V4, NATIVE, OFFSET_UNIT, KVFormat, KVShape
 from kernels.table import TableView
 
 
@@ -104,6 +104,11 @@ def _checks(device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callabl
     ]
     runs = [(INT8, 512), (NATIVE, 256), (INT4, 512), (K8V4, 256), (NATIVE, 77)]
     chunks = [512, 1, 33, 1000, 7]
+    host = torch.device("cpu")
+    for source, target in ((device, device), (host, device), (device, host)):
+        for pinned in (True, False):
+            name = f"copy_bytes {source.type} to {target.type}, host memory {'pinned' if pinned else 'pageable'}"
+            yield name, partial(_copied, source, target, pinned=pinned)
     for seed, shape in enumerate(shapes):
         yield f"write_kv {shape}", partial(checks.check_write, shape, device, seed=seed)
         for scale in (1.0, 1e-5, 300.0):
@@ -114,12 +119,22 @@ def _checks(device: torch.device, *, quick: bool) -> Iterator[tuple[str, Callabl
             yield f"decode_attention {shape} window {window}", decode
             prefill = partial(checks.check_prefill, shape, sequences, chunks, device, window=window, seed=seed)
             yield f"prefill_attention {shape} window {window}", prefill
+            mass = partial(checks.check_mass, shape, sequences, chunks, device, last=64, window=window, seed=seed)
+            yield f"attention_mass {shape} window {window}", mass
         sizes = (256, 128, 64, 32, 16)
         yield f"block sizes {shape}", partial(checks.check_block_sizes, shape, runs, sizes, device, seed=seed)
 
 
+def _copied(source: torch.device, target: torch.device, *, pinned: bool) -> None:
+    from kernels.triton import checks  # noqa: PLC0415 - imports triton
+
+    for seed in range(4):
+        checks.check_copy(source, target, pinned=pinned, seed=seed)
+
+
 def _timings(device: torch.device) -> Iterator[dict[str, Any]]:
-    from kernels.triton.decode_attention import decode_attention  # noqa: PLC0415 - imports triton
+    from kernels.triton.attention_mass import attention_mass  # noqa: PLC0415 - imports triton
+    from kernels.triton.decode_attention import decode_attention  # noqa: PLC0415
     from kernels.triton.prefill_attention import prefill_attention  # noqa: PLC0415
     from kernels.triton.recode import recode  # noqa: PLC0415
     from kernels.triton.write_kv import write_kv  # noqa: PLC0415
@@ -133,16 +148,27 @@ def _timings(device: torch.device) -> Iterator[dict[str, Any]]:
                 arena, table = _uniform_cache(shape, kv_format, block_size, sequences, tokens, device)
                 query = torch.randn((sequences, heads, 128), device=device, dtype=dtype)
                 out = torch.empty_like(query)
-                micros = median_us(partial(decode_attention, query, arena, shape, 0, table, scale=scale, out=out))
+                run = partial(decode_attention, query, arena, shape, 0, table, scale=scale, out=out)
+                micros = median_us(run)
+                mass = torch.empty((sequences, shape.num_kv_heads, tokens // CHUNK_TOKENS), device=device)
+                with_mass = median_us(partial(run, mass=mass))
                 yield _shown(
                     {
                         "call": "decode", "format": kv_format.name, "block_size": block_size, "sequences": sequences,
-                        "tokens": tokens, "us": micros, "contiguous_us": contiguous,
-                        "read_gbps": round(arena.numel() / micros / 1e3, 1),
+                        "tokens": tokens, "us": micros, "with_mass_us": with_mass,
+                        "contiguous_us": contiguous, "read_gbps": round(arena.numel() / micros / 1e3, 1),
                     }
                 )  # fmt: skip
     for kv_format in (NATIVE, INT4):
         arena, table = _uniform_cache(shape, kv_format, 32, 1, 8192, device)
+        query = torch.randn((64, heads, 128), device=device, dtype=dtype)
+        starts = torch.tensor([0, 64], dtype=torch.int32, device=device)
+        mass = torch.empty((1, shape.num_kv_heads, 8192 // CHUNK_TOKENS), device=device)
+        end = TableView(table.entries, table.num_entries, table.query_first - 63)
+        micros = median_us(
+            partial(attention_mass, query, arena, shape, 0, end, starts, scale=scale, last=64, mass=mass)
+        )
+        yield _shown({"call": "attention_mass", "format": kv_format.name, "last": 64, "context": 8192, "us": micros})
         table = TableView(table.entries, table.num_entries, table.query_first - 2047)
         query = torch.randn((2048, heads, 128), device=device, dtype=dtype)
         out, starts = torch.empty_like(query), torch.tensor([0, 2048], dtype=torch.int32, device=device)
@@ -165,6 +191,27 @@ def _timings(device: torch.device) -> Iterator[dict[str, Any]]:
     slots = torch.stack((entry, index % 32), dim=1)
     micros = median_us(partial(write_kv, arena, shape, 0, keys, keys, slots))
     yield _shown({"call": "write_kv", "tokens": 2048, "us": micros})
+    yield from _copy_timings(device)
+
+
+def _copy_timings(device: torch.device) -> Iterator[dict[str, Any]]:
+    """16 MiB in shuffled runs between the card and pinned host memory, and (``whole_us``) as one copy by the driver."""
+    from kernels.triton.copy_bytes import copy_bytes  # noqa: PLC0415 - imports triton
+
+    total = 16 << 20
+    on_card, on_host = torch.zeros(total, dtype=torch.uint8, device=device), torch.zeros(total, dtype=torch.uint8)
+    pinned = on_host.pin_memory()
+    for size in (2 << 10, 16 << 10, 64 << 10):
+        count = total // size
+        rows = torch.stack(
+            (torch.arange(count) * size, torch.randperm(count) * size, torch.full((count,), size)), dim=1
+        )
+        for name, source, target in (("to_card", pinned, on_card), ("to_host", on_card, pinned)):
+            micros = median_us(partial(copy_bytes, source, target, rows))
+            whole = median_us(partial(target.copy_, source, non_blocking=True))
+            yield _shown(
+                {"call": "copy_bytes", "way": name, "run_bytes": size, "bytes": total, "us": micros, "whole_us": whole}
+            )
 
 
 def median_us(call: Callable[[], object], repeats: int = 20) -> float:

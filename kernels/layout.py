@@ -22,10 +22,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels.formats import declared_formats
+from kernels.formats.base import NATIVE_TILE_TOKENS, QUANT_TILE_TOKENS, KVFormat
+
+__all__ = [
+    "BLOCK_SIZES",
+    "CHUNK_TOKENS",
+    "ENTRY_FIRST",
+    "ENTRY_FORMAT",
+    "ENTRY_OFFSET",
+    "ENTRY_VALID",
+    "ENTRY_WIDTH",
+    "FORMATS",
+    "FORMAT_BY_NAME",
+    "INT4",
+    "INT8",
+    "JOB_DST_FORMAT",
+    "JOB_DST_OFFSET",
+    "JOB_DST_TILE",
+    "JOB_SRC2_OFFSET",
+    "JOB_SRC2_TILE",
+    "JOB_SRC_FORMAT",
+    "JOB_SRC_OFFSET",
+    "JOB_SRC_TILE",
+    "JOB_WIDTH",
+    "K8V4",
+    "NATIVE",
+    "NATIVE_TILE_TOKENS",
+    "OFFSET_UNIT",
+    "QUANT_TILE_TOKENS",
+    "HeadLayout",
+    "KVFormat",
+    "KVShape",
+]
+
 OFFSET_UNIT = 256
-NATIVE_TILE_TOKENS = 16
-QUANT_TILE_TOKENS = 32
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+# Positions whose share of attention is reported together: chunk c is positions 16 c .. 16 c + 15. Every block starts at
+# a multiple of it and is valid for a multiple of it (but for a sequence's last), so no chunk lies in two entries.
+CHUNK_TOKENS = NATIVE_TILE_TOKENS
 
 # Columns of a block-table entry as kernels see it: int32 [sequences, max_entries, 4].
 ENTRY_OFFSET, ENTRY_FORMAT, ENTRY_FIRST, ENTRY_VALID = range(4)
@@ -38,34 +73,10 @@ JOB_SRC_OFFSET, JOB_SRC_TILE, JOB_SRC2_OFFSET, JOB_SRC2_TILE = 4, 5, 6, 7
 JOB_WIDTH = 8
 
 
-@dataclass(frozen=True)
-class KVFormat:
-    """A storage format. ``bits_k``/``bits_v`` of 0 mean the native dtype; ``code`` is what entries carry.
-
-    ``lossiness`` orders formats: recoding only ever moves to a larger one.
-    """
-
-    name: str
-    code: int
-    bits_k: int
-    bits_v: int
-    lossiness: int
-
-    @property
-    def is_native(self) -> bool:
-        return self.bits_k == 0
-
-    @property
-    def tile_tokens(self) -> int:
-        return NATIVE_TILE_TOKENS if self.is_native else QUANT_TILE_TOKENS
-
-
-NATIVE = KVFormat("native", code=0, bits_k=0, bits_v=0, lossiness=0)
-INT8 = KVFormat("int8", code=1, bits_k=8, bits_v=8, lossiness=1)
-K8V4 = KVFormat("k8v4", code=2, bits_k=8, bits_v=4, lossiness=2)
-INT4 = KVFormat("int4", code=3, bits_k=4, bits_v=4, lossiness=3)
-FORMATS = (NATIVE, INT8, K8V4, INT4)
+# Formats have a file each. Their order is that of their loss, and a format's code is its place.
+FORMATS = declared_formats()
 FORMAT_BY_NAME = {kv_format.name: kv_format for kv_format in FORMATS}
+NATIVE, INT8, K8V4, INT4 = (FORMAT_BY_NAME[name] for name in ("native", "int8", "k8v4", "int4"))
 
 
 @dataclass(frozen=True)

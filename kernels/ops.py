@@ -18,6 +18,7 @@ import torch
 
 from kernels.backend import KernelBackend, select_backend
 from kernels.layout import (
+    CHUNK_TOKENS,
     ENTRY_WIDTH,
     FORMATS,
     JOB_DST_FORMAT,
@@ -76,11 +77,12 @@ def decode_attention(
     scale: float,
     window: int = 0,
     out: torch.Tensor,
+    mass: torch.Tensor | None = None,
     backend: Backend = None,
 ) -> None:
     """Attention of one new token per sequence over its stored KV, its own (already written) included.
 
-    The result does not depend, not even in the last bit, on the sizes of the blocks that hold the same tiles.
+    No result depends, not even in the last bit, on the sizes of the blocks that hold the same tiles.
 
     Args:
         query: [sequences, heads, head_dim], native dtype; heads is a multiple of the KV heads.
@@ -91,12 +93,64 @@ def decode_attention(
         scale: factor of the products, usually head_dim ** -0.5.
         window: if positive, only positions > query position - window are attended to (the current token counts).
         out: like ``query``, overwritten; a sequence without entries gets zeros.
+        mass: None, or float32 [sequences, kv_heads, chunks], overwritten with the share of attention that chunk c,
+            positions 16 c .. 16 c + 15, gets from the query heads of a KV head, on average over these: it adds up
+            to 1 over the chunks, evicted or hidden chunks have 0, a sequence without entries has 0 throughout. The
+            chunks must reach the largest query position. ``out`` is the same to the bit with and without it.
         backend: see the module.
     """
     _check_attention(query, arena, shape, layer, table, window, out)
-    if query.shape[0] != table.entries.shape[0]:
-        raise ValueError(f"{query.shape[0]} queries for {table.entries.shape[0]} sequences")
-    _chosen(backend, arena).decode_attention(query, arena, shape, layer, table, scale=scale, window=window, out=out)
+    sequences = table.entries.shape[0]
+    if query.shape[0] != sequences:
+        raise ValueError(f"{query.shape[0]} queries for {sequences} sequences")
+    if mass is not None:
+        _check_mass(mass, arena, shape, table, None)
+    _chosen(backend, arena).decode_attention(
+        query, arena, shape, layer, table, scale=scale, window=window, out=out, mass=mass
+    )
+
+
+def attention_mass(
+    query: torch.Tensor,
+    arena: torch.Tensor,
+    shape: KVShape,
+    layer: int,
+    table: TableView,
+    query_starts: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    last: int,
+    mass: torch.Tensor,
+    backend: Backend = None,
+) -> None:
+    """Share of attention per chunk of 16 positions, from the last queries of each sequence's new tokens; keys only.
+
+    The observation window of SnapKV (Li et al. 2024): what the end of a prompt looks at is what its answer will. The
+    result does not depend, not even in the last bit, on the sizes of the blocks that hold the same tiles.
+
+    Args:
+        query: [tokens, heads, head_dim], native dtype, the sequences one after the other, as for prefill.
+        arena: see the module.
+        shape: see the module.
+        layer: see the module.
+        table: block tables; query i of sequence s is at position ``query_first[s] + i``.
+        query_starts: int32 [sequences + 1], first query of each sequence, and the number of all.
+        scale: factor of the products, usually head_dim ** -0.5.
+        window: see :func:`decode_attention`.
+        last: how many queries of each sequence count, at least 1; all where it has fewer.
+        mass: as for :func:`decode_attention`, averaged over these queries too; a sequence without queries has 0,
+            a query that sees nothing (its own token is not stored) adds nothing.
+        backend: see the module.
+    """
+    _check_attention(query, arena, shape, layer, table, window, query)
+    _check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
+    if last < 1:
+        raise ValueError(f"last must be at least 1, got {last}")
+    _check_mass(mass, arena, shape, table, query_starts)
+    _chosen(backend, arena).attention_mass(
+        query, arena, shape, layer, table, query_starts, scale=scale, window=window, last=last, mass=mass
+    )
 
 
 def prefill_attention(
@@ -187,6 +241,37 @@ def gather_kv(
     return _chosen(backend, arena).gather_kv(arena, shape, layer, entries, num_entries, native_dtype=native_dtype)
 
 
+def copy_bytes(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, *, backend: Backend = None) -> None:
+    """Copy runs of bytes between two tensors of the same or of different devices: blocks to the host and back.
+
+    With a GPU this runs on its current stream and waits for nothing where host memory is pinned, whose owner then must
+    keep it, and leave it alone, until the stream is done. Host memory that is not pinned is staged, which waits.
+
+    Args:
+        source: contiguous uint8 [bytes], on the CPU or a GPU; its storage offset is even.
+        target: like ``source``; may be the same tensor.
+        rows: int64 [rows, 3]: source byte, target byte, number of bytes, all even. No two rows may write the same
+            byte, and none what any row reads. On the CPU they are checked; on the GPU's side they are trusted.
+        backend: see the module.
+
+    Raises:
+        ValueError: also for rows (on the CPU) that are odd, leave a tensor or overlap in the target.
+    """
+    for name, tensor in (("source", source), ("target", target)):
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous uint8 [bytes], got {tensor.dtype} {tuple(tensor.shape)}")
+        if tensor.storage_offset() % 2:
+            raise ValueError(f"{name} starts at an odd byte of its storage")
+    if rows.dtype != torch.int64 or rows.dim() != 2 or rows.shape[1] != 3:
+        raise ValueError(f"rows must be int64 [rows, 3], got {rows.dtype} {tuple(rows.shape)}")
+    devices = {tensor.device for tensor in (source, target, rows) if tensor.device.type != "cpu"}
+    if len(devices) > 1 or (rows.device.type != "cpu" and devices - {source.device, target.device}):
+        raise ValueError(f"source on {source.device}, target on {target.device} and rows on {rows.device}")
+    if rows.device.type == "cpu":
+        _check_copies(source, target, rows)
+    _chosen(backend, target if target.device.type != "cpu" else source).copy_bytes(source, target, rows)
+
+
 def warm_up(device: torch.device, native_dtype: torch.dtype, *, backend: str | None = None) -> None:
     """Compile what a backend compiles at first use, so that no request waits for it. Call it before serving.
 
@@ -243,11 +328,46 @@ def _check_attention(
     _check_index("query_first", table.query_first, (sequences,), arena.device)
 
 
+def _check_mass(
+    mass: torch.Tensor, arena: torch.Tensor, shape: KVShape, table: TableView, query_starts: torch.Tensor | None
+) -> None:
+    expected = (table.entries.shape[0], shape.num_kv_heads)
+    if mass.dim() != 3 or mass.shape[:2] != expected or mass.dtype != torch.float32 or mass.device != arena.device:
+        raise ValueError(
+            f"mass must be float32 [{expected[0]}, {expected[1]}, chunks] on {arena.device},"
+            f" got {mass.dtype} {tuple(mass.shape)} on {mass.device}"
+        )
+    if arena.device.type == "cpu":
+        last = table.query_first if query_starts is None else table.query_first + query_starts.diff() - 1
+        # A padding sequence's position means nothing.
+        highest = int(torch.where(table.num_entries > 0, last, 0).max()) if last.numel() else -1
+    else:
+        highest = -1 if table.max_position is None else table.max_position
+    if highest >= mass.shape[2] * CHUNK_TOKENS:
+        raise ValueError(f"mass has {mass.shape[2]} chunks of {CHUNK_TOKENS}, a query is at position {highest}")
+
+
 def _check_index(name: str, tensor: torch.Tensor, expected: tuple[int, ...], device: torch.device) -> None:
     if tensor.dtype != torch.int32 or tensor.shape != expected:
         raise ValueError(f"{name} must be int32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, the arena on {device}")
+
+
+def _check_copies(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> None:
+    if not rows.shape[0]:
+        return
+    starts, places, sizes = rows.unbind(1)
+    if int(rows.min()) < 0 or bool((rows & 1).any()):
+        raise ValueError("a copy has an odd or negative start or size")
+    for name, tensor, first in (("source", source, starts), ("target", target, places)):
+        # Not as first + size, which may overflow.
+        if bool((first > tensor.numel() - sizes).any()):
+            raise ValueError(f"a copy leaves the {name} of {tensor.numel()} bytes")
+    order = places.argsort()
+    order = order[sizes[order] > 0]
+    if bool((places[order] + sizes[order])[:-1].gt(places[order][1:]).any()):
+        raise ValueError("two copies write the same bytes of the target")
 
 
 def _check_jobs(jobs: torch.Tensor) -> None:

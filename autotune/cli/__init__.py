@@ -13,9 +13,22 @@ from autotune.cli._shared import fail_with
 
 # Verb modules in the order of the help page; each has ``register(app)``.
 _VERBS: Final = (
-    "run", "engine", "daemon", "tunables", "set_tunable", "status", "decisions", "check_config", "replay",
-    "compare_formats", "profile", "simulate",
-)  # fmt: skip
+    "run",
+    "engine",
+    "daemon",
+    "tunables",
+    "set_tunable",
+    "pins",
+    "status",
+    "decisions",
+    "check_config",
+    "replay",
+    "compare_formats",
+    "trace",
+    "record_proxy",
+    "profile",
+    "simulate",
+)
 
 app = typer.Typer(
     name="autotune",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.replay.session import Result
+    from envs.workload.scaling import Scaling
     from envs.workload.trace import Trace
 
 _DEFAULT_GENERATED_S = 120.0
@@ -38,9 +40,12 @@ def replay(
     keep: Annotated[float, typer.Option(help="Share of the requests to keep, at random.")] = 1.0,
     max_prompt_tokens: Annotated[int | None, typer.Option(help="Cut prompts to this, after scaling.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(help="Cut outputs to this, after scaling.")] = None,
+    start: Annotated[float, typer.Option(min=0, help="Leave out what arrives before, before stretching.")] = 0.0,
     duration: Annotated[float | None, typer.Option(help="Seconds to replay, after stretching.")] = None,
     max_requests: Annotated[int | None, typer.Option(help="Stop after this many requests.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Poisson arrivals per second for a file without times.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Mean requests per second: stretches arrivals, or makes them (Poisson).")
+    ] = None,
     ttft_target: Annotated[float | None, typer.Option(help="Seconds to the first token that goodput allows.")] = None,
     tbt_target: Annotated[float | None, typer.Option(help="Seconds between tokens that goodput allows.")] = None,
     tbt_quantile: Annotated[float, typer.Option(help="Which of a request's gaps --tbt-target judges.")] = 0.95,
@@ -63,17 +68,18 @@ def replay(
     """
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
+    from autotune.cli.trace import print_catalogue  # noqa: PLC0415
     from autotune.replay.runner import connection_bound  # noqa: PLC0415
     from autotune.replay.summary import Targets  # noqa: PLC0415
     from autotune.replay.view import summary_table  # noqa: PLC0415
     from autotune.replay.wire import Endpoint  # noqa: PLC0415
-    from envs.workload.scaling import Scaling, scale  # noqa: PLC0415
+    from envs.workload.scaling import Scaling  # noqa: PLC0415
     from envs.workload.trace import TraceError  # noqa: PLC0415
 
     to_stdout = str(json_out) == "-"
     console = Console(stderr=to_stdout, highlight=False)
     if list_workloads:
-        _print_catalogue(console)
+        print_catalogue(console)
         return 0
     if not trace:
         raise CliError("name a trace file or a built-in workload (autotune replay --list)", 2)
@@ -87,9 +93,9 @@ def replay(
         endpoint = Endpoint.parse(url)
         headers = tuple(_header(line) for line in header or [])
         scaling = Scaling(
-            length_scale, time_scale, keep, max_prompt_tokens, max_output_tokens, duration, max_requests, seed
+            length_scale, time_scale, keep, max_prompt_tokens, max_output_tokens, duration, max_requests, seed, rate
         )
-        workload = scale(_load(trace, scaling, skip_bad_lines=skip_bad_lines, rate=rate), scaling)
+        workload = _load(trace, scaling, start, skip_bad_lines=skip_bad_lines)
     except TraceError as error:
         raise CliError(str(error)) from None
     except ValueError as error:
@@ -131,20 +137,28 @@ def replay(
     return 0
 
 
-def _load(name: str, scaling: Any, *, skip_bad_lines: bool, rate: float | None) -> Trace:
+def _load(name: str, scaling: Scaling, start_s: float, *, skip_bad_lines: bool) -> Trace:
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
     from envs.workload.generators import generate  # noqa: PLC0415
     from envs.workload.loaders import load_trace  # noqa: PLC0415
+    from envs.workload.scaling import scale  # noqa: PLC0415
+    from envs.workload.splits import window  # noqa: PLC0415
     from envs.workload.trace import TraceError  # noqa: PLC0415
 
     path = Path(name)
     if name in CATALOGUE and not path.exists():
-        # Enough for what is asked for; a stretched trace needs less of the source.
-        duration_s = (scaling.duration_s or _DEFAULT_GENERATED_S) / scaling.time_scale
-        return generate(CATALOGUE[name], duration_s=duration_s, seed=scaling.seed)
-    if not path.is_file():
+        # A rate is generated, not stretched to: pauses to think stay what they are. Enough for what is asked for; a
+        # stretched trace needs less of the source.
+        workload = CATALOGUE[name]
+        factor = 1.0 if scaling.rate_rps is None else scaling.rate_rps / (workload.mean_rps * scaling.keep)
+        duration_s = start_s + (scaling.duration_s or _DEFAULT_GENERATED_S) / scaling.time_scale
+        loaded = generate(workload, duration_s=duration_s, seed=scaling.seed, rate_scale=factor)
+        scaling = replace(scaling, rate_rps=None)
+    elif path.is_file():
+        loaded = load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=scaling.rate_rps, seed=scaling.seed)
+    else:
         raise TraceError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
-    return load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=rate, seed=scaling.seed)
+    return scale(window(loaded, start_s) if start_s else loaded, scaling)
 
 
 async def _session(
@@ -236,17 +250,3 @@ def _check_places(*files: Path | None) -> None:
 def _check_quantile(value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"--tbt-quantile must be in (0, 1], got {value:g}")
-
-
-def _print_catalogue(console: Console) -> None:
-    from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
-
-    for name, workload in CATALOGUE.items():
-        console.print(f"{name}: {workload.description}", style="bold", markup=False, soft_wrap=True)
-        console.print(
-            f"    {workload.mean_rps:.2g} requests/s, median prompt {workload.prompt.median:g} and output "
-            f"{workload.output.median:g} tokens{', shared prefixes' if workload.sessions else ''}",
-            markup=False,
-            soft_wrap=True,
-        )
-        console.print(f"    fitted to {workload.fitted_to}", markup=False, style="dim", soft_wrap=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from envs.workload.trace import Trace
 
 _DEFAULT_S = 600.0
+_DRAIN_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +73,7 @@ def simulate(
                 task = bar.add_task(who.name, total=seconds)
                 env = SimulatedEngine(
                     found, traffic, rate_scale=rate_scale, pool_bytes=pool_bytes, interval_s=interval, warm_up_s=0.0,
-                    episode_s=seconds + 60.0, values=who.values, targets=targets,
+                    episode_s=seconds, repeats=False, values=who.values, targets=targets,
                 )  # fmt: skip
                 results.append(
                     play(
@@ -115,7 +116,8 @@ def _traffic(
     if not path.is_file():
         raise ValueError(f"{workload}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
     trace = scale(load_trace(path, seed=seed), Scaling(length_scale=length_scale))
-    return trace, list(trace.notes), duration or trace.duration_s / rate_scale + 1.0
+    # What arrives last wants to be served, too.
+    return trace, list(trace.notes), duration or trace.duration_s / rate_scale + _DRAIN_S
 
 
 def _progress(console: Console) -> Any:

@@ -10,10 +10,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from envs.workload.trace import Trace, TraceRequest
-
-# Kinds of random streams: the tokens of a shared block, and the tail that belongs to one request alone.
-_SHARED, _OWN = 0, 1
+from envs.workload.prefixes import segments
+from envs.workload.trace import TraceRequest
 
 WORDS: Final = (
     "the of and to in that was his he it with is for as had you not be her on at by which have or from this him but "
@@ -71,35 +69,3 @@ class TextPrompts:
             drawn = np.random.default_rng((self.seed, kind, key)).integers(len(WORDS), size=number)
             words.extend(WORDS[i] for i in drawn)
         return " ".join(words)
-
-
-def segments(request: TraceRequest, index: int, block_tokens: float) -> list[tuple[int, int, int]]:
-    """The prompt as (kind, key, tokens): one per hash id, then the request's own rest.
-
-    Blocks end at rounded multiples of ``block_tokens``, so that equal beginnings stay equal when it is a fraction.
-    """
-    parts, filled = [], 0
-    for i, hash_id in enumerate(request.hash_ids):
-        end = min(round((i + 1) * block_tokens), request.prompt_tokens)
-        if end > filled:
-            # Non-negative entropy is all that the generator takes; 2 id or 2 |id| - 1 keeps ids apart.
-            parts.append((_SHARED, 2 * hash_id if hash_id >= 0 else -2 * hash_id - 1, end - filled))
-            filled = end
-    if filled < request.prompt_tokens:
-        parts.append((_OWN, index, request.prompt_tokens - filled))
-    return parts
-
-
-def shared_fraction(trace: Trace) -> float:
-    """Share of prompt tokens whose whole prefix occurred in an earlier request: the hit ratio of an endless cache."""
-    seen: set[int] = set()
-    hits = total = 0
-    for index, request in enumerate(trace.requests):
-        leading = True
-        for kind, key, length in segments(request, index, trace.block_tokens):
-            total += length
-            leading = leading and kind == _SHARED and key in seen
-            hits += length if leading else 0
-            if kind == _SHARED:
-                seen.add(key)
-    return hits / total if total else 0.0

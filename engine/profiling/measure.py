@@ -52,21 +52,25 @@ class _Timed:
 
 
 class _TimedRunner:
-    """Passes everything on to a runner, counts it and times the recoding."""
+    """Passes everything on to a runner and counts it. Times are the core's own: recoding is planned and swapped by the
+    scheduler, which counts that in.
+    """
 
-    def __init__(self, runner: ModelRunner, counter: StepCounter, clock: Clock) -> None:
+    def __init__(self, runner: ModelRunner, counter: StepCounter, clock: Clock, counters: Counters) -> None:
         self.steps: list[_Timed] = []
         self._runner = runner
         self._counter = counter
         self._clock = clock
-        self._recode: tuple[list[int], int] | None = None
+        self._counters = counters
+        self._recode_counts: list[int] | None = None
 
     def step(self, core: EngineCore) -> None:
         """One timed step of the core that has this runner."""
-        before, begin_ns = len(self.steps), self._clock.now_ns()
+        before, begin_ns, recoded_ns = len(self.steps), self._clock.now_ns(), self._counters.recode_time_ns
         core.step()
         if len(self.steps) > before:
             last = self.steps[-1]
+            last.recode_ns = self._counters.recode_time_ns - recoded_ns
             last.step_ns = self._clock.now_ns() - begin_ns - last.recode_ns
 
     @property
@@ -74,15 +78,12 @@ class _TimedRunner:
         return self._runner.last_work
 
     def recode(self, batches: Sequence[RecodeBatch]) -> None:
-        counts, begin_ns = self._counter.recode(batches), self._clock.now_ns()
+        self._recode_counts = self._counter.recode(batches)
         self._runner.recode(batches)
-        self._recode = counts, self._clock.now_ns() - begin_ns
 
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
-        step = _Timed(self._counter.step(plan.sequences, cache))
-        if self._recode is not None:
-            (step.recode_counts, step.recode_ns), self._recode = self._recode, None
-        self.steps.append(step)
+        self.steps.append(_Timed(self._counter.step(plan.sequences, cache), recode_counts=self._recode_counts))
+        self._recode_counts = None
         return self._runner.execute(plan, cache)
 
 
@@ -143,7 +144,7 @@ class Measurer:
             cache, values, max_model_len=loaded.config.max_model_len, max_waiting=256, clock=clock, counters=counters,
             recode_tokens_per_step=max(512, scenario.budget),
         )  # fmt: skip
-        runner = _TimedRunner(self._runner, StepCounter(loaded.groups), clock)
+        runner = _TimedRunner(self._runner, StepCounter(loaded.groups), clock, counters)
         core = EngineCore(
             scheduler, cache, runner, values, clock,
             options=CoreOptions("profile", "profile", loaded.config.max_model_len), stats=CoreStats(counters),

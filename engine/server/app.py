@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.clock import Clock
 from engine.metrics import CONTENT_TYPE, EngineMetrics
+from engine.recording import Exchange, TrafficRecorder
+from engine.request import FinishReason
 from engine.scheduler import AdmissionError
 from engine.server.bridge import AsyncEngine
 from engine.server.errors import ApiError, BadRequest, client_gone, from_admission, unavailable
@@ -43,7 +45,9 @@ class AppOptions:
 
 
 class Api:
-    """The endpoints over one engine. ``new_id`` gives ids to requests that bring none."""
+    """The endpoints over one engine. ``new_id`` gives ids to requests that bring none; ``recorder`` is told of every
+    request that was admitted, once it has ended.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Api:
         clock: Clock,
         new_id: Callable[[], str],
         options: AppOptions | None = None,
+        recorder: TrafficRecorder | None = None,
     ) -> None:
         self._engine = engine
         self._served = served
@@ -60,6 +65,7 @@ class Api:
         self._clock = clock
         self._new_id = new_id
         self._options = options or AppOptions()
+        self._recorder = recorder
         self._intake = Intake(served)
         # Scores by request id, so that feedback about an answer counts once and only for answers that were given.
         self._scores: OrderedDict[str, float | None] = OrderedDict()
@@ -163,10 +169,29 @@ class Api:
             ask, self._served.new_detokenizer(ask.request.prompt_ids), self._served.eos_token_ids.__contains__
         )
         shown = shape(ask, self._served.name, int(self._clock.wall_s()), self._token_text)
-        delivery = Delivery(self._engine, stream, answer, shown)
+        delivery = Delivery(self._engine, stream, answer, shown, self._when_ended(ask, answer))
         if ask.stream:
             return delivery.events(include_usage=ask.include_usage)
         return await delivery.whole(http)
+
+    def _when_ended(self, ask: Ask, answer: Answer) -> Callable[[], None] | None:
+        recorder, request = self._recorder, ask.request
+        if recorder is None:
+            return None
+
+        def record() -> None:
+            recorder.record(
+                Exchange(
+                    request.arrival_ns,
+                    answer.prompt_tokens,
+                    answer.completion_tokens,
+                    request.prompt_ids,
+                    answer.finish_reason or FinishReason.ABORT.value,
+                    request.cache.salt,
+                )
+            )
+
+        return record
 
     async def _document(self, http: HttpRequest) -> object:
         """The JSON of a body.

@@ -156,7 +156,7 @@ def allowed_uids(extra: Collection[int] = ()) -> frozenset[int]:
 
 
 def control_app(engine: AsyncEngine) -> Starlette:
-    """``GET``/``PATCH /v1/tunables``, ``GET /v1/stats``."""
+    """``GET``/``PATCH /v1/tunables``, ``GET /v1/stats``, ``GET``/``DELETE /v1/pins``, ``DELETE /v1/pins/ID``."""
 
     async def tunables(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.tunables_json()))
@@ -174,9 +174,21 @@ def control_app(engine: AsyncEngine) -> Starlette:
             return _error(503, "the first step takes long; try again")
         return JSONResponse(reading.to_json())
 
+    async def pins(_http: HttpRequest) -> Response:
+        return JSONResponse(await engine.call(lambda core: core.pins_json()))
+
+    async def unpin(http: HttpRequest) -> Response:
+        pin_id: int | None = http.path_params.get("pin_id")
+        ended = await engine.call(lambda core: core.unpin(pin_id))
+        if pin_id is not None and not ended:
+            return _error(404, f"there is no pin {pin_id}; it may have ended by itself")
+        return JSONResponse({"ended": ended})
+
     routes = [
         Route("/v1/tunables", _by_method({"GET": tunables, "PATCH": patch}), methods=["GET", "PATCH"]),
         Route("/v1/stats", stats),
+        Route("/v1/pins", _by_method({"GET": pins, "DELETE": unpin}), methods=["GET", "DELETE"]),
+        Route("/v1/pins/{pin_id:int}", unpin, methods=["DELETE"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, ClientDisconnect: client_gone, RuntimeError: _ended}
     return Starlette(routes=routes, exception_handlers=handlers)

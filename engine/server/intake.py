@@ -172,6 +172,7 @@ class Intake:
             allow_eviction=body.allow_eviction is not False,
             use_prefix_cache=body.use_prefix_cache is not False,
             salt=body.cache_salt or "",
+            prefix_ttl_s=body.prefix_ttl_s,
         )
         return Request(request_id, ids, params, arrival_ns, cache)
 

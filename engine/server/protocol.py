@@ -6,18 +6,26 @@ refused rather than ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from engine.prefix_pins import MAX_TTL_S
 from engine.server.errors import BadRequest
-from kernels.layout import FORMATS
+from kernels.layout import FORMAT_BY_NAME
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 MAX_LOGPROBS = 20
 
-FormatName = Literal["native", "int8", "k8v4", "int4"]
+
+def _known_format(name: str) -> str:
+    if name not in FORMAT_BY_NAME:
+        raise ValueError(f"choose one of {', '.join(FORMAT_BY_NAME)}")
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_known_format)]
 Stop = str | list[str] | None
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -66,6 +74,7 @@ class GenerationFields(ApiModel):
     allow_eviction: bool | None = None
     use_prefix_cache: bool | None = None
     cache_salt: str | None = Field(None, max_length=256)
+    prefix_ttl_s: float | None = Field(None, gt=0, le=MAX_TTL_S)
 
     def stop_list(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -82,6 +91,8 @@ class GenerationFields(ApiModel):
             raise Unsupported("min_tokens", "min_tokens is not offered without ignore_eos")
         if self.logit_bias:
             raise Unsupported("logit_bias", "logit_bias is not offered")
+        if self.prefix_ttl_s is not None and self.use_prefix_cache is False:
+            raise Unsupported("prefix_ttl_s", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
         if self.cache_salt and not self.cache_salt.isprintable():
             raise Unsupported("cache_salt", "cache_salt must be printable text")
         if self.stream_options is not None and not self.stream:
@@ -208,7 +219,3 @@ def parse(model: type[_M], document: object) -> _M:
         # A union reports one error per alternative; the field is what the client needs to know.
         name = str(details["loc"][0]) if details["loc"] else None
         raise BadRequest(f"{field}: {details['msg']}" if field else details["msg"], name) from error
-
-
-if tuple(kv_format.name for kv_format in FORMATS) != FormatName.__args__:  # type: ignore[attr-defined]
-    raise AssertionError("kv_format_floor offers other formats than kernels.layout has")

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from engine.clock import Clock
 from engine.core import EngineCore
 from engine.metrics import EngineMetrics
+from engine.recording import TrafficRecorder
 from engine.server.app import Api, AppOptions
 from engine.server.bridge import AsyncEngine
 from engine.server.control import allowed_uids, control_app, peer_checked_protocol
@@ -30,11 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """``grace_s``: how long running requests may go on once told to stop."""
+    """``grace_s``: how long running requests may go on once told to stop. ``recorder``: see :class:`Api`; it is the
+    caller's to close.
+    """
 
     control_uids: Collection[int] = ()
     grace_s: float = 1.0
     app: AppOptions = field(default_factory=AppOptions)
+    recorder: TrafficRecorder | None = None
 
 
 class _Server(uvicorn.Server):
@@ -60,7 +64,9 @@ async def run_servers(
     options = options or ServerOptions()
     engine = AsyncEngine(core)
     metrics = EngineMetrics(CollectorRegistry())
-    api = Api(engine, served, metrics, clock, new_id=lambda: uuid.uuid4().hex, options=options.app)
+    api = Api(
+        engine, served, metrics, clock, new_id=lambda: uuid.uuid4().hex, options=options.app, recorder=options.recorder
+    )
     common: dict[str, Any] = {
         "log_config": None,
         "access_log": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
@@ -23,13 +23,21 @@ def event(document: Json) -> bytes:
 
 
 class Delivery:
-    """One submitted request on its way to its client."""
+    """One submitted request on its way to its client. ``on_end`` is called once, however it ends."""
 
-    def __init__(self, engine: AsyncEngine, stream: RequestStream, answer: Answer, shape: Shape) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        stream: RequestStream,
+        answer: Answer,
+        shape: Shape,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._stream = stream
         self._answer = answer
         self._shape = shape
+        self._on_end = on_end
 
     async def whole(self, http: HttpRequest) -> Response:
         """The answer in one document; an error document for a request that failed."""
@@ -51,6 +59,9 @@ class Delivery:
             self._engine.release(self._stream.request_id)
         else:
             self._engine.forget(self._stream.request_id)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     def events(self, *, include_usage: bool) -> EventStream:
         return EventStream(self, include_usage=include_usage)

@@ -11,7 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from envs.workload.arrivals import Envelope, TwoStates
-from envs.workload.generators import Lengths, Sessions, Workload
+from envs.workload.generators import Workload
+from envs.workload.lengths import Lengths, Percentiles
+from envs.workload.sessions import Conversations, Sessions
 
 # Calm, peak, calm, peak, calm: (seconds, requests per second).
 PEAKS = ((15, 2.8), (20, 11.2), (10, 1.4), (25, 11.2), (20, 2.8))
@@ -19,10 +21,28 @@ PEAKS = ((15, 2.8), (20, 11.2), (10, 1.4), (25, 11.2), (20, 2.8))
 CHAT_PROMPT = Lengths(810, 0.98, 8, 8192)
 CHAT_OUTPUT = Lengths(143, 0.88, 1, 2048)
 
-# Share of a day's mean rate, by hour (UTC), from the published plot of a week of Azure 2024 chat.
-DAY_SHAPE = (
-    *(0.87, 0.93, 0.96, 0.84, 0.85, 0.89, 1.03, 1.04, 1.1, 1.06, 1.0, 1.04),
-    *(1.13, 1.24, 1.26, 1.16, 1.09, 1.1, 1.1, 1.03, 0.93, 0.83, 0.73, 0.79),
+# Whole-source percentiles that the Azure traces of 2023 have.
+AZURE_CHAT_PROMPT = Percentiles(((50, 1020), (90, 2734), (99, 4142)), 8, 8192)
+AZURE_CHAT_OUTPUT = Percentiles(((50, 129), (90, 424), (99, 601)), 1, 2048)
+AZURE_CODE_PROMPT = Percentiles(((50, 1469), (90, 5187), (99, 7436)), 4, 8192)
+AZURE_CODE_OUTPUT = Percentiles(((50, 13), (90, 55), (99, 251)), 1, 1024)
+
+# Share of the mean rate of a working day and of a day at the weekend, by hour (UTC), and of each day of a week that
+# begins on Sunday: from the published plot of a week of Azure 2024 chat (mean 45 requests/s).
+WORKDAY_SHAPE = (
+    *(0.89, 0.97, 0.96, 0.79, 0.80, 0.87, 1.01, 1.08, 1.11, 1.08, 0.98, 1.03),
+    *(1.15, 1.27, 1.34, 1.25, 1.13, 1.09, 1.08, 1.01, 0.92, 0.77, 0.69, 0.73),
+)
+WEEKEND_SHAPE = (
+    *(0.88, 0.94, 0.93, 0.79, 0.77, 0.80, 0.82, 0.91, 0.94, 0.86, 0.92, 1.02),
+    *(1.09, 1.21, 1.23, 1.27, 1.19, 1.17, 1.13, 1.06, 1.06, 1.01, 0.94, 1.03),
+)
+WEEK_RPS = (28.7, 53.1, 55.0, 50.8, 51.4, 46.2, 29.7)
+WEEKEND_DAYS = (0, 6)
+WEEK = tuple(
+    (3600.0, rps * share)
+    for day, rps in enumerate(WEEK_RPS)
+    for share in (WEEKEND_SHAPE if day in WEEKEND_DAYS else WORKDAY_SHAPE)
 )
 
 _WORKLOADS = (
@@ -34,6 +54,7 @@ _WORKLOADS = (
         1.0,
         CHAT_PROMPT,
         CHAT_OUTPUT,
+        stresses="the static optimum: what tuning costs when there is little to tune",
     ),
     Workload(
         "chat-bursty",
@@ -43,6 +64,7 @@ _WORKLOADS = (
         2.0,
         CHAT_PROMPT,
         CHAT_OUTPUT,
+        stresses="how fast a decision is made and undone",
     ),
     Workload(
         "code-bursty",
@@ -53,6 +75,7 @@ _WORKLOADS = (
         2.7,
         Lengths(1110, 1.34, 4, 8192),
         Lengths(16, 0.84, 1, 1024),
+        stresses="storms after silence: admission, prefill against running decodes",
     ),
     Workload(
         "agent-shared-prefix",
@@ -64,6 +87,7 @@ _WORKLOADS = (
         Lengths(1540, 0.27, 256, 8192),
         Lengths(104, 0.42, 8, 1024),
         Sessions(again=0.95, growth=Lengths(60, 1.75, 8, 4096), block_tokens=64, open_sessions=3),
+        stresses="prefix reuse of few, long sessions; keeping blocks between turns",
     ),
     Workload(
         "chat-shared-prefix",
@@ -83,6 +107,7 @@ _WORKLOADS = (
             system_tokens=512,
             context_tokens=126_000,
         ),
+        stresses="capacity of the prefix cache: most blocks are never seen again",
     ),
     Workload(
         "reasoning-long",
@@ -93,6 +118,7 @@ _WORKLOADS = (
         1.3,
         Lengths(235, 1.41, 8, 32_000),
         Lengths(584, 0.72, 8, 8192),
+        stresses="KV that grows while requests run; preemption",
     ),
     Workload(
         "reasoning-bursty",
@@ -102,16 +128,113 @@ _WORKLOADS = (
         1.3,
         Lengths(235, 1.0, 32, 1000),
         Lengths(584, 0.72, 64, 1800),
+        stresses="memory at the peaks: where formats and eviction matter most",
     ),
     Workload(
         "diurnal",
         "a day of chat in 24 minutes: one hour of the source is one minute",
-        "Azure LLM inference trace 2024, conversation: hourly shape of a digitised week, trough 0.73 and peak 1.26 of "
-        "the mean; lengths of 2023",
-        Envelope.phases(*((60.0, 5.9 * share) for share in DAY_SHAPE)),
+        "Azure LLM inference trace 2024, conversation: hourly shape of the working days of a digitised week, trough "
+        "0.69 and peak 1.34 of the mean; lengths of 2023",
+        Envelope.phases(*((60.0, 5.9 * share) for share in WORKDAY_SHAPE)),
         1.1,
         CHAT_PROMPT,
         CHAT_OUTPUT,
+        stresses="slow drift: settings that were right an hour ago",
+    ),
+    Workload(
+        "chat-poisson",
+        "chat without bursts: a constant rate, independent arrivals",
+        "Azure LLM inference trace 2023, conversation: 5.5 requests/s, prompt p50/p90/p99 1,020/2,734/4,142, output "
+        "129/424/601 tokens; arrivals Poisson, which the source's are not",
+        Envelope.constant(5.5, 3600.0),
+        1.0,
+        AZURE_CHAT_PROMPT,
+        AZURE_CHAT_OUTPUT,
+        stresses="the textbook case, for comparison with queueing theory",
+    ),
+    Workload(
+        "code-gamma13",
+        "code completion as one stream of very uneven gaps",
+        "Azure LLM inference trace 2023, code: 2.6 requests/s, gaps of CV 13, prompt p50/p90/p99 1,469/5,187/7,436, "
+        "output 13/55/251 tokens",
+        Envelope.constant(2.6, 3600.0),
+        13.0,
+        AZURE_CODE_PROMPT,
+        AZURE_CODE_OUTPUT,
+        stresses="the burstiest arrivals published: dozens at once, then minutes of nothing",
+    ),
+    Workload(
+        "flash-crowd",
+        "chat that suddenly gets eight times the load, then slowly loses it",
+        "phases of Ari et al. 2003 (rise of 10 s, 60 s at the peak, decay of 60 s after 4 calm minutes); lengths of "
+        "Azure 2023 conversation",
+        Envelope.flash_crowd(2.8, 22.4, calm_s=240.0, rise_s=10.0, hold_s=60.0, decay_s=60.0),
+        1.3,
+        CHAT_PROMPT,
+        CHAT_OUTPUT,
+        stresses="overload without warning: refusing, degrading, and coming back from it",
+    ),
+    Workload(
+        "regime-shift",
+        "five minutes of chat, five of code completion, then reasoning for good",
+        "chat-steady, code-gamma13 at half their burstiness and a tenth of reasoning-long, one after the other",
+        Envelope.constant(5.9, 300.0),
+        1.0,
+        CHAT_PROMPT,
+        CHAT_OUTPUT,
+        stresses="a change of kind, not of rate: settings learnt for one regime are wrong in the next",
+        then=(
+            Workload(
+                "code",
+                "code completion",
+                "Azure LLM inference trace 2023, code",
+                Envelope.constant(2.6, 300.0),
+                6.5,
+                AZURE_CODE_PROMPT,
+                AZURE_CODE_OUTPUT,
+            ),
+            Workload(
+                "reasoning",
+                "reasoning model",
+                "ServeGen deepseek-r1",
+                Envelope.constant(3.2, 300.0),
+                1.3,
+                Lengths(235, 1.41, 8, 32_000),
+                Lengths(584, 0.72, 8, 8192),
+            ),
+        ),
+        regime_s=300.0,
+    ),
+    Workload(
+        "chat-turns",
+        "people who read an answer, think, and ask again; a few system prompts for all",
+        "nothing measured: 5 turns a session, half a minute to think (sigma 1), system prompts of 512 tokens, as "
+        "synthetic multi-turn benchmarks have them; output of Azure 2023 conversation",
+        Envelope.constant(3.0, 3600.0),
+        1.0,
+        Lengths(120, 0.9, 4, 4096),
+        CHAT_OUTPUT,
+        Conversations(
+            mean_turns=5.0,
+            think_s=Lengths(30, 1.0, 1, 1800),
+            question=Lengths(60, 0.9, 4, 4096),
+            block_tokens=16,
+            system_prompts=4,
+            system_tokens=512,
+            context_tokens=32_000,
+        ),
+        stresses="KV that is idle for as long as people think: keep, offload or recompute it",
+    ),
+    Workload(
+        "chat-week",
+        "a week of chat, working days and weekend, in real time",
+        "Azure LLM inference trace 2024, conversation: hourly shape and daily means of a digitised week (45 "
+        "requests/s, weekend days at 0.65 of the mean); lengths of 2023",
+        Envelope.phases(*WEEK),
+        1.1,
+        AZURE_CHAT_PROMPT,
+        AZURE_CHAT_OUTPUT,
+        stresses="endurance, and a rhythm that could be learnt",
     ),
 )
 

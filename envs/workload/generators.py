@@ -1,55 +1,26 @@
-"""Make traces from fitted statistics: arrivals, lognormal lengths, and sessions that share prefixes."""
+"""Make traces from fitted statistics: arrivals, lengths, and sessions that share prefixes. As a stream or whole."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
-from envs.workload.arrivals import Envelope, TwoStates, arrivals
+from envs.workload.arrivals import Envelope, TwoStates, arrival_batches
+from envs.workload.lengths import Distribution
+from envs.workload.sessions import Conversations, Sessions, continue_sessions, hold_conversations
 from envs.workload.trace import Trace, TraceError, TraceRequest, from_requests
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Token counts: lognormal with this median and sigma (of the logarithm), redrawn bounds applied by clipping."""
-
-    median: float
-    sigma: float
-    least: int = 1
-    most: int = 1_000_000
-
-    def draw(self, number: int, rng: np.random.Generator) -> list[int]:
-        values = np.exp(rng.normal(np.log(self.median), self.sigma, size=number))
-        return [int(value) for value in np.clip(np.rint(values), self.least, self.most)]
-
-    @property
-    def mean(self) -> float:
-        """Of the unclipped distribution."""
-        return float(self.median * np.exp(self.sigma**2 / 2))
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """Prefix sharing: with probability ``again`` a request continues an open session, its prompt being the session's
-    whole context so far and some new tokens. New sessions begin with one of ``system_prompts`` shared beginnings.
-    """
-
-    again: float
-    growth: Lengths
-    block_tokens: int
-    open_sessions: int = 16
-    system_prompts: int = 0
-    system_tokens: int = 0
-    context_tokens: int = 100_000  # a session that outgrows it is closed
-
-
-@dataclass(frozen=True)
 class Workload:
-    """A built-in workload: what it stands for, where its parameters come from, and how to make it.
+    """A built-in workload: what it stands for, what it is hard for, where its parameters come from, how to make it.
 
-    ``rate``: an envelope is repeated over the duration (a day, a pattern of peaks); two states are drawn.
+    ``rate``: an envelope is repeated over the duration (a day, a pattern of peaks); two states are drawn. It is the
+    rate of requests, also where ``sessions`` are conversations: fewer of them begin. ``then``: regimes that follow,
+    each after ``regime_s`` seconds of the one before; the last one lasts.
     """
 
     name: str
@@ -57,88 +28,121 @@ class Workload:
     fitted_to: str
     rate: Envelope | TwoStates
     gap_cv: float
-    prompt: Lengths
-    output: Lengths
-    sessions: Sessions | None = None
+    prompt: Distribution
+    output: Distribution
+    sessions: Sessions | Conversations | None = None
+    stresses: str = ""
+    then: tuple[Workload, ...] = ()
+    regime_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.then and not self.regime_s > 0:
+            raise ValueError(f"{self.name}: regimes that follow one another need regime_s > 0")
+        if len({regime.block_tokens for regime in self.regimes} - {0.0}) > 1:
+            raise ValueError(f"{self.name}: all regimes that share prefixes need blocks of one size")
+
+    @property
+    def regimes(self) -> tuple[Workload, ...]:
+        return (self, *self.then)
 
     @property
     def mean_rps(self) -> float:
+        """Of the first regime."""
         return self.rate.mean_rps
+
+    @property
+    def block_tokens(self) -> float:
+        return float(self.sessions.block_tokens) if self.sessions is not None else 0.0
+
+
+def stream(workload: Workload, *, duration_s: float, seed: int, rate_scale: float = 1.0) -> Iterator[TraceRequest]:
+    """Requests in order of arrival, in [0, duration), made as they are taken: memory does not grow with the duration.
+
+    The same arguments give the same requests, in any process. ``rate_scale`` multiplies the rate.
+    """
+    if not workload.then:
+        yield from _regime(workload, duration_s, np.random.SeedSequence(seed), rate_scale)
+        return
+    start = 0.0
+    for number, (regime, regime_seed) in enumerate(
+        zip(workload.regimes, np.random.SeedSequence(seed).spawn(len(workload.regimes)), strict=True)
+    ):
+        is_last = number == len(workload.then)
+        length = duration_s - start if is_last else min(workload.regime_s, duration_s - start)
+        if length <= 0:
+            return
+        for request in _regime(regime, length, regime_seed, rate_scale):
+            # Regimes number their blocks from 0; nothing is shared between them.
+            ids = tuple(block * len(workload.regimes) + number for block in request.hash_ids)
+            yield replace(request, arrival_s=start + request.arrival_s, hash_ids=ids)
+        start += length
 
 
 def generate(workload: Workload, *, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
-    """A trace of ``duration_s`` seconds; the same arguments give the same trace. ``rate_scale`` multiplies the rate.
+    """A trace of ``duration_s`` seconds, shifted so that the first request arrives at 0 s: the whole of :func:`stream`.
 
     Raises TraceError when the duration is so short that nothing arrives.
     """
-    envelope_seed, arrival_seed, length_seed, session_seed = np.random.SeedSequence(seed).spawn(4)
-    if isinstance(workload.rate, TwoStates):
-        envelope = workload.rate.draw(duration_s, np.random.default_rng(envelope_seed))
-    else:
-        envelope = _repeat(workload.rate, duration_s)
-    envelope = Envelope(envelope.edges_s, tuple(rate * rate_scale for rate in envelope.rates_rps))
-    times = arrivals(envelope, workload.gap_cv, np.random.default_rng(arrival_seed))
-    if not len(times):
-        raise TraceError(f"{workload.name}: nothing arrives in {duration_s:g} s at {envelope.mean_rps:.3g} requests/s")
-    rng = np.random.default_rng(length_seed)
-    prompts, outputs = workload.prompt.draw(len(times), rng), workload.output.draw(len(times), rng)
-    requests = [TraceRequest(float(t), p, o) for t, p, o in zip(times, prompts, outputs, strict=True)]
-    block = 0.0
-    if workload.sessions is not None:
-        requests = _share_prefixes(requests, workload.sessions, np.random.default_rng(session_seed))
-        block = float(workload.sessions.block_tokens)
+    requests = list(stream(workload, duration_s=duration_s, seed=seed, rate_scale=rate_scale))
+    if not requests:
+        rate = workload.mean_rps * rate_scale
+        raise TraceError(f"{workload.name}: nothing arrives in {duration_s:g} s at {rate:.3g} requests/s")
     note = f"generated: {workload.name}, seed {seed}, {duration_s:g} s, fitted to {workload.fitted_to}"
     if rate_scale != 1:
         note += f"; rate multiplied by {rate_scale:g}"
+    block = max(regime.block_tokens for regime in workload.regimes)
     return from_requests(workload.name, requests, block_tokens=block, notes=(note,))
 
 
-def _repeat(envelope: Envelope, duration_s: float) -> Envelope:
-    """The envelope from its start, repeated and cut to the duration."""
-    edges, rates = [0.0], []
-    for turn in count():
-        start = turn * envelope.duration_s - envelope.edges_s[0]
-        for edge, rate in zip(envelope.edges_s[1:], envelope.rates_rps, strict=True):
-            edges.append(min(duration_s, start + edge))
-            rates.append(rate)
-            if edges[-1] >= duration_s:
-                return Envelope(tuple(edges), tuple(rates))
-    raise AssertionError("unreachable: the envelope repeats until the duration is covered")
+def _regime(
+    workload: Workload, duration_s: float, seeds: np.random.SeedSequence, rate_scale: float
+) -> Iterator[TraceRequest]:
+    envelope_seed, arrival_seed, length_seed, session_seed, growth_seed = seeds.spawn(5)
+    if isinstance(workload.rate, TwoStates):
+        envelope = workload.rate.draw(duration_s, np.random.default_rng(envelope_seed))
+    else:
+        envelope = workload.rate.covering(duration_s)
+    envelope = envelope.scaled(rate_scale)
+    sessions, warm_up_s = workload.sessions, 0.0
+    if isinstance(sessions, Conversations):
+        # Without earlier sessions the rate would climb for as long as sessions last.
+        warm_up_s = sessions.warm_up_s(workload.output.mean)
+        envelope = _preceded(envelope.scaled(1.0 / sessions.mean_turns), warm_up_s)
+    plain = _plain(workload, envelope, np.random.default_rng(arrival_seed), length_seed)
+    session_rng = np.random.default_rng(session_seed)
+    if isinstance(sessions, Sessions):
+        yield from continue_sessions(plain, sessions, session_rng, np.random.default_rng(growth_seed))
+    elif sessions is not None:
+        for request in hold_conversations(plain, sessions, workload.output, session_rng):
+            if request.arrival_s >= warm_up_s + duration_s:
+                return
+            if request.arrival_s >= warm_up_s:
+                yield replace(request, arrival_s=request.arrival_s - warm_up_s)
+    else:
+        yield from plain
 
 
-@dataclass
-class _Session:
-    blocks: list[int]
-    tokens: int
+def _plain(
+    workload: Workload, envelope: Envelope, rng: np.random.Generator, length_seed: np.random.SeedSequence
+) -> Iterator[TraceRequest]:
+    prompt_rng, output_rng = (np.random.default_rng(seed) for seed in length_seed.spawn(2))
+    for times in arrival_batches(envelope, workload.gap_cv, rng):
+        prompts, outputs = workload.prompt.draw(len(times), prompt_rng), workload.output.draw(len(times), output_rng)
+        for time, prompt, output in zip(times.tolist(), prompts, outputs, strict=True):
+            yield TraceRequest(time, prompt, output)
 
 
-def _share_prefixes(requests: list[TraceRequest], sessions: Sessions, rng: np.random.Generator) -> list[TraceRequest]:
-    """Give each request hash ids: a fresh session's, or an open one's context with new blocks behind it."""
-    fresh = count(sessions.system_prompts * sessions.system_tokens)  # below: the ids of the shared beginnings
-    opened: list[_Session] = []
-    shared = []
-    for request, growth in zip(requests, sessions.growth.draw(len(requests), rng), strict=True):
-        if opened and rng.random() < sessions.again:
-            session = opened[int(rng.integers(len(opened)))]
-            session.tokens += growth
-        else:
-            session = _Session(_beginning(sessions, rng), request.prompt_tokens)
-            opened.append(session)
-            if len(opened) > sessions.open_sessions:
-                opened.pop(0)
-        # Only whole blocks are carried on: a partial one will hold other tokens next time, so its id is new.
-        whole = session.tokens // sessions.block_tokens
-        while len(session.blocks) < whole:
-            session.blocks.append(next(fresh))
-        ids = session.blocks[:whole] + ([next(fresh)] if session.tokens % sessions.block_tokens else [])
-        shared.append(TraceRequest(request.arrival_s, session.tokens, request.output_tokens, tuple(ids)))
-        if session.tokens >= sessions.context_tokens and session in opened:
-            opened.remove(session)
-    return shared
+def _preceded(envelope: Envelope, seconds: float) -> Envelope:
+    """The envelope, moved later, behind a stretch at its first rate."""
+    edges = (0.0, *(seconds + edge for edge in envelope.edges_s))
+    cvs = None if envelope.gap_cvs is None else (envelope.gap_cvs[0], *envelope.gap_cvs)
+    return Envelope(edges, (envelope.rates_rps[0], *envelope.rates_rps), cvs)
 
 
-def _beginning(sessions: Sessions, rng: np.random.Generator) -> list[int]:
-    if not sessions.system_prompts:
-        return []
-    which = int(rng.integers(sessions.system_prompts))
-    return [which * sessions.system_tokens + i for i in range(sessions.system_tokens // sessions.block_tokens)]
+def at_least_one(requests: Iterable[TraceRequest], nothing: str) -> Iterator[TraceRequest]:
+    """The same requests, or a TraceError that says ``nothing`` when there is none: for streams that are written."""
+    taken = iter(requests)
+    head = next(taken, None)
+    if head is None:
+        raise TraceError(nothing)
+    return chain((head,), taken)

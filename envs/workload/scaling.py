@@ -16,7 +16,8 @@ class Scaling:
     """Applied in this order: thin, stretch, cut in time and number, divide lengths, cap lengths.
 
     ``length_scale`` divides prompt and output lengths (and the tokens of a shared block); ``time_scale`` multiplies
-    arrival times (2 halves the rate); ``keep`` is the share of requests that is kept, at random under ``seed``.
+    arrival times (2 halves the rate), or ``rate_rps`` is the mean rate that they get; ``keep`` is the share of requests
+    that is kept, at random under ``seed``.
     """
 
     length_scale: float = 1.0
@@ -27,6 +28,7 @@ class Scaling:
     duration_s: float | None = None
     max_requests: int | None = None
     seed: int = 0
+    rate_rps: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("length_scale", "time_scale"):
@@ -35,7 +37,9 @@ class Scaling:
                 raise ValueError(f"{name} must be a number > 0, got {value}")
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep must be in (0, 1], got {self.keep}")
-        for name in ("max_prompt_tokens", "max_output_tokens", "duration_s", "max_requests"):
+        if self.rate_rps is not None and self.time_scale != 1:
+            raise ValueError("time_scale and rate_rps both stretch arrivals: give one of the two")
+        for name in ("max_prompt_tokens", "max_output_tokens", "duration_s", "max_requests", "rate_rps"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
@@ -51,9 +55,15 @@ def scale(trace: Trace, scaling: Scaling) -> Trace:
         kept = np.random.default_rng(scaling.seed).random(len(requests)) < scaling.keep
         requests = [request for request, stays in zip(requests, kept, strict=True) if stays]
         notes.append(f"thinned to {scaling.keep:.3g} of the requests: {len(requests)} of {len(trace.requests)}")
-    if scaling.time_scale != 1:
-        requests = [replace(request, arrival_s=request.arrival_s * scaling.time_scale) for request in requests]
-        notes.append(f"arrival times multiplied by {scaling.time_scale:g}")
+    stretch, aim = scaling.time_scale, ""
+    if scaling.rate_rps is not None:
+        span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
+        if span_s <= 0:
+            raise TraceError(f"{trace.name}: {len(requests)} requests at one time have no rate that could be scaled")
+        stretch, aim = (len(requests) - 1) / span_s / scaling.rate_rps, f", to {scaling.rate_rps:g} requests/s"
+    if stretch != 1:
+        requests = [replace(request, arrival_s=request.arrival_s * stretch) for request in requests]
+        notes.append(f"arrival times multiplied by {stretch:.4g}{aim}")
     if scaling.duration_s is not None:
         before = len(requests)
         requests = [request for request in requests if request.arrival_s < scaling.duration_s]

@@ -16,13 +16,14 @@ class TraceRequest:
     """One request: ``arrival_s`` from the start of the trace, lengths in tokens, both at least 1.
 
     ``hash_ids``: identities of the prompt's consecutive blocks; two requests that begin with the same ids begin with
-    the same tokens. Empty: the prompt shares nothing.
+    the same tokens. Empty: the prompt shares nothing. ``source``: who sent it (a client, a session), where known.
     """
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)

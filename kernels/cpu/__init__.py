@@ -1,7 +1,9 @@
-"""CPU kernels: Numba on the arena's bytes for decode, recode and writes; gathered torch products for prefill."""
+"""CPU kernels: Numba on the arena's bytes, and for prefill torch's products of what was gathered from them."""
 
 from __future__ import annotations
 
+from kernels.cpu.attention_mass import attention_mass
+from kernels.cpu.copy_bytes import copy_bytes
 from kernels.cpu.decode_attention import decode_attention
 from kernels.cpu.gather import gather_kv
 from kernels.cpu.prefill_attention import prefill_attention
@@ -9,4 +11,13 @@ from kernels.cpu.recode import recode
 from kernels.cpu.warm_up import warm_up
 from kernels.cpu.write_kv import write_kv
 
-__all__ = ["decode_attention", "gather_kv", "prefill_attention", "recode", "warm_up", "write_kv"]
+__all__ = [
+    "attention_mass",
+    "copy_bytes",
+    "decode_attention",
+    "gather_kv",
+    "prefill_attention",
+    "recode",
+    "warm_up",
+    "write_kv",
+]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from numba import njit
 from numba.extending import intrinsic
 
+import kernels.formats.base
 import kernels.layout
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -26,7 +27,8 @@ def source_stamp() -> int:
     Entries are therefore made in functions that take this stamp and mention it: what a closure holds is in the key.
     """
     folder = Path(__file__).parent
-    sources = [*sorted(folder.glob("*.py")), Path(kernels.layout.__file__)]
+    # (The formats themselves are data that kernels are given, but the base's constants are compiled in.)
+    sources = [*sorted(folder.glob("*.py")), Path(kernels.layout.__file__), Path(kernels.formats.base.__file__)]
     return zlib.crc32(b"".join(path.read_bytes() for path in sources))
 
 

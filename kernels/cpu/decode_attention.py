@@ -4,6 +4,9 @@ Query heads of a group share each tile's loads. Codes are never dequantised: wit
 product is ``q.zero + (q * scale).code``, its first term once per tile, and with ``value = zero + scale * code`` the
 weighted sum is ``sum(p * zero) + sum((p * scale) * code)``. Softmax is online (Milakov & Gimelshein 2018) over tiles
 in position order, so that the result does not depend on how tiles are grouped into blocks.
+
+The share of attention per chunk of 16 positions comes from the same weights: each chunk keeps its sum and the peak that
+it was taken under, and both are related to the head's final peak and total at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from numba import config, prange, set_num_threads
 
 from kernels.cpu.compile import entry, fast, inlined, source_stamp
 from kernels.cpu.lowlevel import prefetch
-from kernels.cpu.tile_attention import softmax_step, tile_scores, tile_values
+from kernels.cpu.tile_attention import chunk_shares, note_chunks, softmax_step, tile_scores, tile_values
 from kernels.cpu.tiles import (
     HEAD_BYTES,
     TILE_BYTES,
@@ -28,6 +31,7 @@ from kernels.cpu.tiles import (
     layout_array,
 )
 from kernels.layout import (
+    CHUNK_TOKENS,
     ENTRY_FIRST,
     ENTRY_FORMAT,
     ENTRY_OFFSET,
@@ -65,10 +69,12 @@ def _attend(
     low: Any,
     high: Any,
     out: Any,
+    mass: Any,
 ) -> None:
     """Attention of one group of query heads over positions low .. high - 1 of one sequence.
 
-    query: float32 [group, head_dim], scaled; entries: int32 [n, 4]; out: float32 [group, head_dim], overwritten.
+    query: float32 [group, head_dim], scaled; entries: int32 [n, 4]; out: float32 [group, head_dim], overwritten;
+    mass: float32 [chunks], overwritten; no chunks: not wanted.
     """
     group, head_dim = query.shape
     flat = query.reshape(-1)
@@ -78,6 +84,9 @@ def _attend(
     scores = np.zeros(group * QUANT_TILE_TOKENS, dtype=np.float32)
     best = np.full(group, -np.inf, dtype=np.float32)
     total = np.zeros(group, dtype=np.float32)
+    chunks = mass.shape[0]
+    chunk_peaks = np.full((group, chunks), -np.inf, dtype=np.float32)
+    chunk_sums = np.zeros((group, chunks), dtype=np.float32)
     following = np.int64(0)  # the next block's first tile
     if entries.shape[0] > 0:
         following = _head_of_block(entries, 0, layout, layer, head)
@@ -102,16 +111,29 @@ def _attend(
                 prefetch(codes, ahead + line)
             tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, scores)
             softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
+            if chunks > 0:
+                note_chunks(scores, begin, end, first // CHUNK_TOKENS, best, chunk_peaks, chunk_sums)
             tile_values(codes, elements, form, tile, valid, head_dim, scratch, scores, sums)
     for g in range(group):
         inverse = np.float32(1) / total[g] if total[g] != 0 else np.float32(0)
         for d in range(head_dim):
             out[g, d] = sums[g * head_dim + d] * inverse
+    if chunks > 0:
+        chunk_shares(best, total, chunk_peaks, chunk_sums, mass)
 
 
 @fast
 def _attend_share(
-    worker: Any, workers: Any, query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any
+    worker: Any,
+    workers: Any,
+    query: Any,
+    arena: Any,
+    where: Any,
+    table: Any,
+    rows: Any,
+    window: Any,
+    out: Any,
+    mass: Any,
 ) -> None:
     """The (query row, kv head) pairs that fall to one of ``workers``, by their number of tokens.
 
@@ -147,22 +169,25 @@ def _attend_share(
                     low,
                     high,
                     out[row, first:last],
+                    mass[row, head],
                 )
 
 
 def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
     @entry()
-    def attend_rows(query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any) -> None:
+    def attend_rows(
+        query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any, mass: Any
+    ) -> None:
         _ = stamp
-        _attend_share(0, 1, query, arena, where, table, rows, window, out)
+        _attend_share(0, 1, query, arena, where, table, rows, window, out, mass)
 
     @entry(parallel=True)
     def attend_rows_parallel(
-        workers: Any, query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any
+        workers: Any, query: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any, mass: Any
     ) -> None:
         _ = stamp
         for worker in prange(workers):
-            _attend_share(worker, workers, query, arena, where, table, rows, window, out)
+            _attend_share(worker, workers, query, arena, where, table, rows, window, out, mass)
 
     return attend_rows, attend_rows_parallel
 
@@ -170,6 +195,8 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
 # Both: attention of query rows (float32 [rows, heads, head_dim], scaled) into ``out`` (the same shape).
 #   arena (bytes uint8, the same bytes as native elements) - where (layout_array, layer, kv heads)
 #   table (entries int32 [sequences, max_entries, 4], num_entries int32) - rows (sequence, position: int32 [rows])
+#   mass float32 [rows, kv heads, chunks], with no chunks where it is not wanted (a flag at run time: one test per tile,
+#   where a second specialisation would double the time of compilation)
 _attend_rows, _attend_rows_parallel = _build(source_stamp())
 
 
@@ -183,10 +210,11 @@ def decode_attention(
     scale: float,
     window: int = 0,
     out: torch.Tensor,
+    mass: torch.Tensor | None = None,
 ) -> None:
     """See :func:`kernels.ops.decode_attention`."""
     sequences = torch.arange(query.shape[0], dtype=torch.int32)
-    attend(query, arena, shape, layer, table, (sequences, table.query_first), scale, window, out)
+    attend(query, arena, shape, layer, table, (sequences, table.query_first), scale, window, out, mass=mass)
 
 
 def attend(
@@ -200,14 +228,17 @@ def attend(
     window: int,
     out: torch.Tensor,
     *,
+    mass: torch.Tensor | None = None,
     threads: int | None = None,
 ) -> None:
     """Attention of query rows [rows, heads, head_dim], each of a (sequence, position): int32 [rows] both.
 
+    ``mass``: float32 [rows, kv_heads, chunks], overwritten, or None.
     ``threads``: how many share the work; None: torch's number, or one where sharing does not pay.
     """
     scaled = query.to(torch.float32) * scale
     result = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty_like(scaled)
+    shares = scaled.new_empty((len(scaled), shape.num_kv_heads, 0)) if mass is None else mass.contiguous()
     sequences, positions = rows[0].contiguous(), rows[1].contiguous()
     arguments = (
         scaled.contiguous().numpy(),
@@ -217,6 +248,7 @@ def attend(
         (sequences.numpy(), positions.numpy()),
         window,
         result.numpy(),
+        shares.numpy(),
     )
     if threads is None:
         work = (int(positions.sum()) + len(positions)) * query.shape[1] * query.shape[2]
@@ -235,3 +267,5 @@ def attend(
         _attend_rows(*arguments)
     if result is not out:
         out.copy_(result)
+    if mass is not None and shares is not mass:
+        mass.copy_(shares)

@@ -58,15 +58,17 @@ def _build(stamp: int) -> Callable[..., None]:
                     read_keys(arena, form, tile, rows, head_dim, scratch, 0)
                     for i in range(kept):
                         store(keys, place + i, load(scratch, skip * head_dim + i))
-                    read_values(arena, form, tile, rows, head_dim, scratch, 0)
-                    for i in range(kept):
-                        store(values, place + i, load(scratch, skip * head_dim + i))
+                    if values.shape[0] > 0:
+                        read_values(arena, form, tile, rows, head_dim, scratch, 0)
+                        for i in range(kept):
+                            store(values, place + i, load(scratch, skip * head_dim + i))
                     place += kept
 
     return gather_heads
 
 
-# Tokens at positions >= low of one sequence into keys and values, flat float32 [heads, tokens, head_dim].
+# Tokens at positions >= low of one sequence into keys and values, flat float32 [heads, tokens, head_dim]; no
+# values at all: they are not wanted.
 #   arena (bytes, native elements) - where (layout_array, layer, first head) - entries int32 [n, 4]
 _gather_heads = _build(source_stamp())
 
@@ -80,9 +82,15 @@ def gather_heads(
     entries: torch.Tensor,
     low: int,
     tokens: int,
+    *,
+    with_values: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values, float32 [heads, tokens, head_dim], of the ``tokens`` stored positions >= ``low``."""
-    key, value = torch.empty((2, len(heads), tokens, shape.head_dim), dtype=torch.float32)
+    """Keys and values, float32 [heads, tokens, head_dim], of the ``tokens`` stored positions >= ``low``.
+
+    Without values, the second one is empty.
+    """
+    key = torch.empty((len(heads), tokens, shape.head_dim), dtype=torch.float32)
+    value = torch.empty_like(key) if with_values else key.new_empty(0)
     _gather_heads(
         (arena.numpy(), elements_of(arena, native_dtype)),
         (layout_array(shape), layer, heads.start),
@@ -94,6 +102,15 @@ def gather_heads(
         value.view(-1).numpy(),
     )
     return key, value
+
+
+def stored_positions(entries: torch.Tensor, low: int) -> torch.Tensor:
+    """Positions >= low of the tokens that entries [n, 4] hold, int64, ascending."""
+    rows = entries.numpy().astype(np.int64)
+    valid = rows[:, ENTRY_VALID]
+    starts = np.cumsum(valid) - valid
+    positions = np.repeat(rows[:, ENTRY_FIRST] - starts, valid) + np.arange(int(valid.sum()))
+    return torch.from_numpy(positions[positions >= low])
 
 
 def gather_kv(

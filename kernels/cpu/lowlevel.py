@@ -89,6 +89,24 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:  # noqa: ARG00
 
 
 @lowlevel
+def move_bytes(typing_context: Any, target: Any, place: Any, source: Any, start: Any, size: Any) -> Any:  # noqa: ARG001
+    """``target[place : place + size] = source[start : start + size]`` for uint8 arrays, without bounds check."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def at(array: int, index: int) -> Any:
+            data = context.make_array(signature.args[array])(context, builder, value=arguments[array]).data
+            return builder.gep(data, [arguments[index]])
+
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [byte, byte, word, ir.IntType(1)])
+        function = builder.module.declare_intrinsic("llvm.memmove", [byte, byte, word], kind)
+        builder.call(function, [at(0, 1), at(2, 3), arguments[4], ir.Constant(ir.IntType(1), 0)])
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), codegen
+
+
+@lowlevel
 def float_from_bits(typing_context: Any, bits: Any) -> Any:  # noqa: ARG001
     """The float32 with the given int32 bits."""
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from kernels.cpu.decode_attention import attend
-from kernels.cpu.gather import gather_heads
-from kernels.layout import ENTRY_FIRST, ENTRY_VALID, KVShape
+from kernels.cpu.gather import gather_heads, stored_positions
+from kernels.layout import KVShape
 from kernels.table import TableView
 
 # Measured: up to this many new tokens the decode kernel is as fast as gathering and torch's.
@@ -65,7 +64,7 @@ class _Source:
     ) -> None:
         """Attention of one sequence's queries [n, heads, head_dim], the first at position ``first``."""
         low = max(0, first - window + 1) if window > 0 else 0
-        key_positions = _positions(entries, low)
+        key_positions = stored_positions(entries, low)
         kv_heads, head_dim, tokens = self.shape.num_kv_heads, self.shape.head_dim, len(key_positions)
         if tokens == 0:
             out.zero_()
@@ -112,12 +111,3 @@ def _attend_dense(
         alone = ~visible.any(dim=1)
         if alone.any():
             out[start:stop][alone] = 0
-
-
-def _positions(entries: torch.Tensor, low: int) -> torch.Tensor:
-    """Positions >= low of the stored tokens, int64, ascending."""
-    rows = entries.numpy().astype(np.int64)
-    valid = rows[:, ENTRY_VALID]
-    starts = np.cumsum(valid) - valid
-    positions = np.repeat(rows[:, ENTRY_FIRST] - starts, valid) + np.arange(int(valid.sum()))
-    return torch.from_numpy(positions[positions >= low])

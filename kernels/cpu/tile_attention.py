@@ -9,7 +9,7 @@ import numpy as np
 from kernels.cpu.compile import fast, inlined
 from kernels.cpu.lowlevel import exp_nonpositive, load, store
 from kernels.cpu.tiles import BITS_K, BITS_V, K_CODES, K_SCALE, K_ZERO, TILE_TOKENS, V_CODES, V_SCALE, V_ZERO, unpack
-from kernels.layout import QUANT_TILE_TOKENS
+from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
 
 _ROWS = 4  # rows of a tile handled together: four independent sums hide the latency of multiply-add
 
@@ -112,6 +112,36 @@ def softmax_step(
         for t in range(tokens):
             added += row[t]
         total[g] += added
+
+
+@inlined
+def note_chunks(weights: Any, begin: Any, end: Any, chunk: Any, best: Any, chunk_peaks: Any, chunk_sums: Any) -> None:
+    """Keep what one tile's weights (of tokens begin .. end - 1) add up to per chunk of positions, and their peak.
+
+    ``chunk``: the tile's first one; chunk_peaks, chunk_sums: float32 [group, chunks].
+    """
+    for part in range(begin // CHUNK_TOKENS, (end - 1) // CHUNK_TOKENS + 1):
+        for g in range(best.shape[0]):
+            start = g * QUANT_TILE_TOKENS + part * CHUNK_TOKENS
+            added = np.float32(0)
+            for t in range(CHUNK_TOKENS):
+                added += weights[start + t]
+            chunk_peaks[g, chunk + part] = best[g]
+            chunk_sums[g, chunk + part] = added
+
+
+@inlined
+def chunk_shares(best: Any, total: Any, chunk_peaks: Any, chunk_sums: Any, mass: Any) -> None:
+    """mass[c] = mean over the group of the share of chunk c in each head's weights; ``mass``: float32 [chunks]."""
+    group, chunks = chunk_sums.shape
+    for c in range(chunks):
+        mass[c] = 0
+    for g in range(group):
+        if total[g] == 0:  # a padding sequence
+            continue
+        factor = np.float32(1) / (total[g] * np.float32(group))
+        for c in range(chunks):
+            mass[c] += chunk_sums[g, c] * exp_nonpositive(chunk_peaks[g, c] - best[g]) * factor
 
 
 @inlined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cpu.copy_bytes import copy_bytes
 from kernels.cpu.decode_attention import attend
 from kernels.cpu.gather import gather_kv
 from kernels.cpu.recode import recode
@@ -28,4 +29,5 @@ def warm_up(native_dtype: torch.dtype) -> None:
     for threads in {1, torch.get_num_threads()}:
         attend(tokens, arena, shape, 0, table, (one, one), 1.0, 0, torch.empty_like(tokens), threads=threads)
     recode(arena, shape, torch.zeros((0, JOB_WIDTH), dtype=torch.int32), native_dtype=native_dtype)
+    copy_bytes(arena, arena, torch.zeros((0, 3), dtype=torch.int64))
     gather_kv(arena, shape, 0, table.entries[0], 0, native_dtype=native_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.layout import KVShape
-from kernels.reference.attention import dense_attention
+from kernels.reference.attention import apply_weights, attention_weights, chunk_mass
 from kernels.reference.gather import entry_positions, gather_kv
 from kernels.table import TableView
 
@@ -20,21 +20,19 @@ def decode_attention(
     scale: float,
     window: int = 0,
     out: torch.Tensor,
+    mass: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Attention of one new token per sequence, accumulated in ``dtype`` (float32 or float64).
 
-    ``out`` may be of any float dtype (tests take float64). See :func:`kernels.ops.decode_attention`.
+    ``out`` and ``mass`` may be of any float dtype (tests take float64). See :func:`kernels.ops.decode_attention`.
     """
     for sequence in range(table.num_sequences):
         entries, count = table.entries[sequence], int(table.num_entries[sequence])
         key, value = gather_kv(arena, shape, layer, entries, count, native_dtype=query.dtype, dtype=dtype)
-        out[sequence] = dense_attention(
-            query[sequence : sequence + 1],
-            key,
-            value,
-            table.query_first[sequence : sequence + 1].to(torch.int64),
-            entry_positions(entries, count),
-            scale,
-            window,
-        )[0]
+        positions = entry_positions(entries, count)
+        query_position = table.query_first[sequence : sequence + 1].to(torch.int64)
+        weights = attention_weights(query[sequence : sequence + 1], key, query_position, positions, scale, window)
+        out[sequence] = apply_weights(weights, value)[0]
+        if mass is not None:
+            mass[sequence] = chunk_mass(weights, positions, shape.num_kv_heads, mass.shape[2])

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from kernels.layout import KVShape
-from kernels.reference.attention import dense_attention
+from kernels.reference.attention import apply_weights, attention_weights
 from kernels.reference.gather import entry_positions, gather_kv
 from kernels.table import TableView
 
@@ -34,6 +34,6 @@ def prefill_attention(
         entries, count = table.entries[sequence], int(table.num_entries[sequence])
         key, value = gather_kv(arena, shape, layer, entries, count, native_dtype=query.dtype, dtype=dtype)
         positions = int(table.query_first[sequence]) + torch.arange(stop - start, device=query.device)
-        out[start:stop] = dense_attention(
-            query[start:stop], key, value, positions, entry_positions(entries, count), scale, window
-        )
+        stored = entry_positions(entries, count)
+        weights = attention_weights(query[start:stop], key, positions, stored, scale, window)
+        out[start:stop] = apply_weights(weights, value)

@@ -33,6 +33,18 @@ def attention_tolerance(dtype: torch.dtype) -> Tolerance:
     return known[dtype]
 
 
+def mass_tolerance(dtype: torch.dtype) -> Tolerance:
+    """Tolerance of shares of attention against the float64 reference, for inputs of unit variance.
+
+    Shares are float32 sums whatever the native dtype is, but a kernel may round dequantised keys to the native dtype:
+    then scores move by some 2^-9 (bfloat16) or 2^-12 (float16) of the products' size, and shares by as much of
+    themselves. Nothing in it is absolute but float32's own rounding.
+
+    Raises ValueError for a dtype that no arena is made of.
+    """
+    return Tolerance(rtol=attention_tolerance(dtype).rtol, atol=1e-6)
+
+
 def storage_tolerance(dtype: torch.dtype, step: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     """Largest allowed distance between a stored native value and its dequantised code, elementwise.
 

@@ -169,7 +169,8 @@ def recode_jobs(
     kv[:, :, :, 0, 1] = 3.5
     kv[:, :, 5] = -100.0
     sources, offset = {}, 1
-    arena = torch.full((shape.block_bytes(NATIVE, 32) * 30 + OFFSET_UNIT,), 255, dtype=torch.uint8)
+    most = len(FORMATS) * (len(FORMATS) + 3) // 2  # one block per format, and one per pair
+    arena = torch.full((shape.block_bytes(NATIVE, 64) * most + OFFSET_UNIT,), 255, dtype=torch.uint8)
     for kv_format in FORMATS:
         _fill_block(arena, shape, kv_format, offset, kv, 0, 64)
         sources[kv_format.code] = offset
@@ -196,3 +197,20 @@ def random_cache(
         for length, segments in zip(lengths, sequences, strict=True)
     ]
     return build_cache(geometry, stored, generator, device), lengths
+
+
+def copy_rows(generator: torch.Generator, source_bytes: int) -> tuple[torch.Tensor, int]:
+    """Runs for a copy, shuffled, with gaps in the target: many odd ones, and long ones whose ends are multiples of 16.
+
+    Returns rows int64 [rows, 3] as `kernels.ops.copy_bytes` takes them, and the target's size.
+    """
+    rows, place = [], 2
+    for step, longest in ((2, 40), (2, 9000), (16, 64), (16, 9000), (16, 36_000)):
+        for _ in range(4):
+            size = int(torch.randint(0, longest // step + 1, (1,), generator=generator)) * step
+            start = int(torch.randint(0, (source_bytes - size) // step + 1, (1,), generator=generator)) * step
+            place += step - place % step
+            rows.append((start, place, size))
+            place += size + 2
+    order = torch.randperm(len(rows), generator=generator)
+    return torch.tensor(rows)[order], place + 4

@@ -12,28 +12,27 @@ from kernels.layout import BLOCK_SIZES, ENTRY_VALID, NATIVE_TILE_TOKENS, KVShape
 from kernels.reference.tiles import native_dtype_of
 from kernels.triton.tiles import (
     HALF_WINDOW,
-    INT4,
-    INT8,
-    K8V4,
     NATIVE,
     VALID_COLUMN,
     WIDTH,
     WINDOW,
-    bits_k,
-    bits_v,
+    address_of,
+    bits_of,
+    constants_offset,
     dequantise,
     element_bytes,
     head_address,
-    head_part,
     load_entry,
+    part_of,
     storage_constants,
 )
 
 
 @triton.jit
-def _load_part(base, row, inside, BITS: tl.constexpr, KEY: tl.constexpr, SCALE: tl.constexpr, ZERO: tl.constexpr,
+def _load_part(base, row, inside, BITS: tl.constexpr, KEY: tl.constexpr,
                DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr):  # fmt: skip
-    """Rows `row` [16] of a quantised tile's keys or values, float32: two of [16, HALF]."""
+    """Rows `row` [16] of the keys or values whose codes begin at `base`, float32: two of [16, HALF]."""
+    element: tl.constexpr = element_bytes(NATIVE_DTYPE)
     channel = tl.arange(0, HALF)
     if BITS == 4:
         packed = tl.load(base + row[:, None] * (DIM // 2) + channel[None, :], mask=inside, other=0)
@@ -42,8 +41,8 @@ def _load_part(base, row, inside, BITS: tl.constexpr, KEY: tl.constexpr, SCALE: 
     else:
         code_low = tl.load(base + row[:, None] * DIM + channel[None, :], mask=inside, other=0)
         code_high = tl.load(base + row[:, None] * DIM + DIM // 2 + channel[None, :], mask=inside, other=0)
-    scale = (base + SCALE).to(tl.pointer_type(NATIVE_DTYPE))
-    zero = (base + ZERO).to(tl.pointer_type(NATIVE_DTYPE))
+    scale = (base + constants_offset("scale", KEY, BITS, DIM, element)).to(tl.pointer_type(NATIVE_DTYPE))
+    zero = (base + constants_offset("zero", KEY, BITS, DIM, element)).to(tl.pointer_type(NATIVE_DTYPE))
     if KEY:
         lanes = channel < DIM // 2
         scale_low = tl.load(scale + channel, mask=lanes, other=0.0)[None, :]
@@ -61,20 +60,14 @@ def _load_part(base, row, inside, BITS: tl.constexpr, KEY: tl.constexpr, SCALE: 
 
 
 @triton.jit
-def _load_rows(
-    tile, row, inside, CODE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr
+def _load_any(
+    base, row, inside, bits, KEY: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr
 ):
-    element: tl.constexpr = element_bytes(NATIVE_DTYPE)
-    part_v: tl.constexpr = head_part(CODE, "v", DIM, element)
-    k_scale: tl.constexpr = head_part(CODE, "k_scale", DIM, element)
-    k_zero: tl.constexpr = head_part(CODE, "k_zero", DIM, element)
-    v_scale: tl.constexpr = head_part(CODE, "v_scale", DIM, element) - part_v
-    v_zero: tl.constexpr = head_part(CODE, "v_zero", DIM, element) - part_v
-    key_low, key_high = _load_part(tile, row, inside, bits_k(CODE), True, k_scale, k_zero, DIM, HALF, NATIVE_DTYPE)
-    value_low, value_high = _load_part(
-        tile + part_v, row, inside, bits_v(CODE), False, v_scale, v_zero, DIM, HALF, NATIVE_DTYPE
-    )
-    return key_low, key_high, value_low, value_high
+    if bits == 8:
+        low, high = _load_part(base, row, inside, 8, KEY, DIM, HALF, NATIVE_DTYPE)
+    else:
+        low, high = _load_part(base, row, inside, 4, KEY, DIM, HALF, NATIVE_DTYPE)
+    return low, high
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -103,15 +96,11 @@ def _gather_kv_kernel(
             key_high = tl.load(keys + DIM // 2, mask=inside, other=0.0).to(tl.float32)
             value_low = tl.load(values, mask=inside, other=0.0).to(tl.float32)
             value_high = tl.load(values + DIM // 2, mask=inside, other=0.0).to(tl.float32)
-        elif code == INT8:
-            at = arena + head_address(offset, tile, layer, kv_head, INT8, LAYERS, KV_HEADS, DIM, element)
-            key_low, key_high, value_low, value_high = _load_rows(at, row, inside, INT8, DIM, HALF, NATIVE_DTYPE)
-        elif code == K8V4:
-            at = arena + head_address(offset, tile, layer, kv_head, K8V4, LAYERS, KV_HEADS, DIM, element)
-            key_low, key_high, value_low, value_high = _load_rows(at, row, inside, K8V4, DIM, HALF, NATIVE_DTYPE)
         else:
-            at = arena + head_address(offset, tile, layer, kv_head, INT4, LAYERS, KV_HEADS, DIM, element)
-            key_low, key_high, value_low, value_high = _load_rows(at, row, inside, INT4, DIM, HALF, NATIVE_DTYPE)
+            at = arena + address_of(code, offset, tile, layer, kv_head, LAYERS, KV_HEADS, DIM, element)
+            key_low, key_high = _load_any(at, row, inside, bits_of(code, True), True, DIM, HALF, NATIVE_DTYPE)
+            at += part_of(code, "v", DIM, element)
+            value_low, value_high = _load_any(at, row, inside, bits_of(code, False), False, DIM, HALF, NATIVE_DTYPE)
         line = tl.load(starts + entry).to(tl.int64) + chunk * HALF_WINDOW + token
         to = (line * KV_HEADS + kv_head)[:, None] * DIM + channel[None, :]
         tl.store(key + to, key_low, mask=inside)

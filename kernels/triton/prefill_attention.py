@@ -26,6 +26,7 @@ from kernels.triton.tiles import (
     attention_warps,
     half_lanes,
     load_entry,
+    next_window,
     seek_entry,
 )
 from kernels.triton.window import attend_window
@@ -88,17 +89,14 @@ def _prefill_kernel(
         while position < stop:
             index_1 = index + (end <= position + HALF_WINDOW).to(tl.int32)
             offset_1, code_1, first_1, end_1 = load_entry(table, index_1, count)
-            peak, total, sum_low, sum_high = attend_window(
+            peak, total, sum_low, sum_high, _, _ = attend_window(
                 query_low, query_high, query_position, lowest, peak, total, sum_low, sum_high, scale_log2,
                 arena, position, layer, kv_head, offset, code, first, end, offset_1, code_1, first_1, end_1,
                 LAYERS, KV_HEADS, DIM, HALF, native_dtype,
             )  # fmt: skip
-            position += WINDOW
-            index, offset, code, first, end = index_1, offset_1, code_1, first_1, end_1
-            while end <= position:
-                index += 1
-                offset, code, first, end = load_entry(table, index, count)
-            position = tl.maximum(position, first // WINDOW * WINDOW)
+            position, index, offset, code, first, end = next_window(
+                table, count, position, index_1, offset_1, code_1, first_1, end_1
+            )
 
         total = tl.where(total > 0.0, total, 1.0)[:, None]
         at = out + query_token[:, None] * stride_out_token + head[:, None] * stride_out_head + channel[None, :]

@@ -27,19 +27,18 @@ from kernels.layout import (
 )
 from kernels.reference.tiles import native_dtype_of
 from kernels.triton.tiles import (
-    INT4,
-    INT8,
-    K8V4,
     NATIVE,
     WINDOW,
-    bits_k,
-    bits_v,
+    address_of,
+    bits_of,
+    constants_offset,
     dequantise,
     element_bytes,
     head_address,
     head_part,
     load_codes_v,
     native_rows,
+    part_of,
     storage_constants,
 )
 
@@ -47,25 +46,6 @@ _DST_FORMAT, _DST_OFFSET, _DST_TILE = (tl.constexpr(c) for c in (JOB_DST_FORMAT,
 _SRC_FORMAT, _SRC_OFFSET, _SRC_TILE = (tl.constexpr(c) for c in (JOB_SRC_FORMAT, JOB_SRC_OFFSET, JOB_SRC_TILE))
 _SRC2_OFFSET, _SRC2_TILE, _WIDTH = (tl.constexpr(c) for c in (JOB_SRC2_OFFSET, JOB_SRC2_TILE, JOB_WIDTH))
 _COPY_WORDS = tl.constexpr(1024)
-
-
-@triton.jit
-def _pick(code, native: tl.constexpr, int8: tl.constexpr, k8v4: tl.constexpr, int4: tl.constexpr):
-    """The constant of a format known at run time only."""
-    return tl.where(code == NATIVE, native, tl.where(code == INT8, int8, tl.where(code == K8V4, k8v4, int4)))
-
-
-@triton.jit
-def _any_address(
-    code, offset, tile, layer, kv_head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    ELEMENT: tl.constexpr,
-):  # fmt: skip
-    """`head_address` for a format known at run time only."""
-    native = head_address(offset, tile, layer, kv_head, NATIVE, LAYERS, KV_HEADS, DIM, ELEMENT)
-    int8 = head_address(offset, tile, layer, kv_head, INT8, LAYERS, KV_HEADS, DIM, ELEMENT)
-    k8v4 = head_address(offset, tile, layer, kv_head, K8V4, LAYERS, KV_HEADS, DIM, ELEMENT)
-    int4 = head_address(offset, tile, layer, kv_head, INT4, LAYERS, KV_HEADS, DIM, ELEMENT)
-    return tl.where(code == NATIVE, native, tl.where(code == INT8, int8, tl.where(code == K8V4, k8v4, int4)))
 
 
 @triton.jit
@@ -94,42 +74,52 @@ def _scale(low, high, LEVELS: tl.constexpr, NATIVE_DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _load_values(
-    arena, source_code, source, source_2, KEY: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    NATIVE_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Two native tiles, or one tile's 8-bit codes, as float32: two of [32, HALF] (channels below, and from, dim / 2).
-
-    Only 8-bit parts can still lose bits: keys of int8 and k8v4 (which lie alike), values of int8.
-    """
+def _load_codes(
+    base, BITS: tl.constexpr, KEY: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr
+):
+    """Keys or values of a quantised tile whose codes begin at `base`, float32: two of [32, HALF]."""
     element: tl.constexpr = element_bytes(NATIVE_DTYPE)
-    native_part: tl.constexpr = 0 if KEY else head_part(NATIVE, "v", DIM, element)
-    part: tl.constexpr = 0 if KEY else head_part(INT8, "v", DIM, element)
-    part_scale: tl.constexpr = head_part(INT8, "k_scale" if KEY else "v_scale", DIM, element)
-    part_zero: tl.constexpr = head_part(INT8, "k_zero" if KEY else "v_zero", DIM, element)
     channel = tl.arange(0, HALF)
     token = tl.arange(0, WINDOW)
     inside = channel < DIM // 2
-    if source_code == NATIVE:
-        rows = native_rows(arena, source, source_2, native_part, NATIVE_DTYPE, DIM)[:, None] + channel[None, :]
+    code_low, code_high = load_codes_v(base, BITS, DIM, HALF)
+    scale = (base + constants_offset("scale", KEY, BITS, DIM, element)).to(tl.pointer_type(NATIVE_DTYPE))
+    zero = (base + constants_offset("zero", KEY, BITS, DIM, element)).to(tl.pointer_type(NATIVE_DTYPE))
+    if KEY:
+        scale_low = tl.load(scale + channel, mask=inside, other=0.0)[None, :]
+        scale_high = tl.load(scale + DIM // 2 + channel, mask=inside, other=0.0)[None, :]
+        zero_low = tl.load(zero + channel, mask=inside, other=0.0)[None, :]
+        zero_high = tl.load(zero + DIM // 2 + channel, mask=inside, other=0.0)[None, :]
+        low = dequantise(code_low, scale_low, zero_low)
+        high = dequantise(code_high, scale_high, zero_high)
+    else:
+        scale_token = tl.load(scale + token)[:, None]
+        zero_token = tl.load(zero + token)[:, None]
+        low = dequantise(code_low, scale_token, zero_token)
+        high = dequantise(code_high, scale_token, zero_token)
+    return low, high
+
+
+@triton.jit
+def _load_values(
+    arena, source_bits, source, source_2, KEY: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    NATIVE_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The keys or values of two native tiles, or of a quantised one, as float32: two of [32, HALF].
+
+    Channels below, and from, dim / 2. `source`, `source_2`: where they begin.
+    """
+    channel = tl.arange(0, HALF)
+    inside = channel < DIM // 2
+    if source_bits == 0:
+        rows = native_rows(arena, source, source_2, 0, NATIVE_DTYPE, DIM)[:, None] + channel[None, :]
         low = tl.load(rows, mask=inside[None, :], other=0.0).to(tl.float32)
         high = tl.load(rows + DIM // 2, mask=inside[None, :], other=0.0).to(tl.float32)
+    elif source_bits == 8:
+        low, high = _load_codes(arena + source, 8, KEY, DIM, HALF, NATIVE_DTYPE)
     else:
-        code_low, code_high = load_codes_v(arena + source + part, 8, DIM, HALF)
-        scale = (arena + source + part_scale).to(tl.pointer_type(NATIVE_DTYPE))
-        zero = (arena + source + part_zero).to(tl.pointer_type(NATIVE_DTYPE))
-        if KEY:
-            scale_low = tl.load(scale + channel, mask=inside, other=0.0)[None, :]
-            scale_high = tl.load(scale + DIM // 2 + channel, mask=inside, other=0.0)[None, :]
-            zero_low = tl.load(zero + channel, mask=inside, other=0.0)[None, :]
-            zero_high = tl.load(zero + DIM // 2 + channel, mask=inside, other=0.0)[None, :]
-            low = dequantise(code_low, scale_low, zero_low)
-            high = dequantise(code_high, scale_high, zero_high)
-        else:
-            scale_token = tl.load(scale + token)[:, None]
-            zero_token = tl.load(zero + token)[:, None]
-            low = dequantise(code_low, scale_token, zero_token)
-            high = dequantise(code_high, scale_token, zero_token)
+        # A lossier format may have more bits for the one and fewer for the other.
+        low, high = _load_codes(arena + source, 4, KEY, DIM, HALF, NATIVE_DTYPE)
     return low, high
 
 
@@ -147,16 +137,14 @@ def _store_codes(base, low, high, BITS: tl.constexpr, DIM: tl.constexpr, HALF: t
 
 @triton.jit
 def _store_quantised(
-    arena, target, low, high, KEY: tl.constexpr, CODE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    arena, target, low, high, KEY: tl.constexpr, BITS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     NATIVE_DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise float32 values (two of [32, HALF]) into the key or value part of a tile of format `CODE`."""
+    """Quantise float32 values (two of [32, HALF]) into codes that begin at `target`, and their constants."""
     element: tl.constexpr = element_bytes(NATIVE_DTYPE)
-    bits: tl.constexpr = bits_k(CODE) if KEY else bits_v(CODE)
-    levels: tl.constexpr = (1 << bits) - 1
-    part: tl.constexpr = head_part(CODE, "k" if KEY else "v", DIM, element)
-    part_scale: tl.constexpr = head_part(CODE, "k_scale" if KEY else "v_scale", DIM, element)
-    part_zero: tl.constexpr = head_part(CODE, "k_zero" if KEY else "v_zero", DIM, element)
+    levels: tl.constexpr = (1 << BITS) - 1
+    part_scale: tl.constexpr = constants_offset("scale", KEY, BITS, DIM, element)
+    part_zero: tl.constexpr = constants_offset("zero", KEY, BITS, DIM, element)
     channel = tl.arange(0, HALF)
     token = tl.arange(0, WINDOW)
     inside = channel < DIM // 2
@@ -183,7 +171,7 @@ def _store_quantised(
         code_high = _codes(high, least[:, None], scale.to(tl.float32)[:, None], levels)
         tl.store(at_scale + token, scale)
         tl.store(at_zero + token, least.to(NATIVE_DTYPE))
-    _store_codes(arena + target + part, code_low, code_high, bits, DIM, HALF)
+    _store_codes(arena + target, code_low, code_high, BITS, DIM, HALF)
 
 
 @triton.jit
@@ -205,38 +193,26 @@ def _recode_part(
     arena, source_code, target_code, source, source_2, target, KEY: tl.constexpr, DIM: tl.constexpr,
     HALF: tl.constexpr, NATIVE_DTYPE: tl.constexpr,
 ):  # fmt: skip
+    """The keys or the values of one head; `source`, `source_2`, `target`: where the head's parts of the tiles begin."""
     element: tl.constexpr = element_bytes(NATIVE_DTYPE)
+    source_bits = bits_of(source_code, KEY)
+    target_bits = bits_of(target_code, KEY)
+    source_v = part_of(source_code, "v", DIM, element)
     if KEY:
-        source_bits = _pick(source_code, 0, bits_k(INT8), bits_k(K8V4), bits_k(INT4))
-        target_bits = _pick(target_code, 0, bits_k(INT8), bits_k(K8V4), bits_k(INT4))
+        size = source_v
     else:
-        source_bits = _pick(source_code, 0, bits_v(INT8), bits_v(K8V4), bits_v(INT4))
-        target_bits = _pick(target_code, 0, bits_v(INT8), bits_v(K8V4), bits_v(INT4))
+        size = part_of(source_code, "size", DIM, element) - source_v
+        source += source_v
+        source_2 += head_part(NATIVE, "v", DIM, element)
+        target += part_of(target_code, "v", DIM, element)
     if source_bits == target_bits:
-        source_v = _pick(
-            source_code, head_part(NATIVE, "v", DIM, element), head_part(INT8, "v", DIM, element),
-            head_part(K8V4, "v", DIM, element), head_part(INT4, "v", DIM, element),
-        )  # fmt: skip
-        target_v = _pick(
-            target_code, head_part(NATIVE, "v", DIM, element), head_part(INT8, "v", DIM, element),
-            head_part(K8V4, "v", DIM, element), head_part(INT4, "v", DIM, element),
-        )  # fmt: skip
-        size = _pick(
-            source_code, head_part(NATIVE, "size", DIM, element), head_part(INT8, "size", DIM, element),
-            head_part(K8V4, "size", DIM, element), head_part(INT4, "size", DIM, element),
-        )  # fmt: skip
-        if KEY:
-            _copy(arena, source, target, source_v)
+        _copy(arena, source, target, size)
+    else:
+        low, high = _load_values(arena, source_bits, source, source_2, KEY, DIM, HALF, NATIVE_DTYPE)
+        if target_bits == 8:
+            _store_quantised(arena, target, low, high, KEY, 8, DIM, HALF, NATIVE_DTYPE)
         else:
-            _copy(arena, source + source_v, target + target_v, size - source_v)
-    elif (source_bits == 0) | (source_bits > target_bits):
-        low, high = _load_values(arena, source_code, source, source_2, KEY, DIM, HALF, NATIVE_DTYPE)
-        if target_code == INT8:
-            _store_quantised(arena, target, low, high, KEY, INT8, DIM, HALF, NATIVE_DTYPE)
-        elif target_code == K8V4:
-            _store_quantised(arena, target, low, high, KEY, K8V4, DIM, HALF, NATIVE_DTYPE)
-        elif target_code == INT4:
-            _store_quantised(arena, target, low, high, KEY, INT4, DIM, HALF, NATIVE_DTYPE)
+            _store_quantised(arena, target, low, high, KEY, 4, DIM, HALF, NATIVE_DTYPE)
 
 
 @triton.jit
@@ -252,17 +228,19 @@ def _recode_kernel(
     target_code = tl.load(job + _DST_FORMAT)
     offset = tl.load(job + _SRC_OFFSET)
     tile = tl.load(job + _SRC_TILE)
-    source = _any_address(source_code, offset, tile, layer, kv_head, LAYERS, KV_HEADS, DIM, element)
+    source = address_of(source_code, offset, tile, layer, kv_head, LAYERS, KV_HEADS, DIM, element)
     offset = tl.load(job + _SRC2_OFFSET)
     tile = tl.load(job + _SRC2_TILE)
     source_2 = head_address(offset, tile, layer, kv_head, NATIVE, LAYERS, KV_HEADS, DIM, element)
     offset = tl.load(job + _DST_OFFSET)
     tile = tl.load(job + _DST_TILE)
-    target = _any_address(target_code, offset, tile, layer, kv_head, LAYERS, KV_HEADS, DIM, element)
-    if tl.program_id(2) == 0:
-        _recode_part(arena, source_code, target_code, source, source_2, target, True, DIM, HALF, NATIVE_DTYPE)
-    else:
-        _recode_part(arena, source_code, target_code, source, source_2, target, False, DIM, HALF, NATIVE_DTYPE)
+    target = address_of(target_code, offset, tile, layer, kv_head, LAYERS, KV_HEADS, DIM, element)
+    # Codes are in order of lossiness, and lost precision does not come back.
+    if target_code >= source_code:
+        if tl.program_id(2) == 0:
+            _recode_part(arena, source_code, target_code, source, source_2, target, True, DIM, HALF, NATIVE_DTYPE)
+        else:
+            _recode_part(arena, source_code, target_code, source, source_2, target, False, DIM, HALF, NATIVE_DTYPE)
 
 
 def recode_launcher(arena: torch.Tensor, shape: KVShape, jobs: torch.Tensor, native_dtype: torch.dtype) -> None:

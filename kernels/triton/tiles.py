@@ -28,14 +28,14 @@ from kernels.layout import (
     NATIVE_TILE_TOKENS,
     OFFSET_UNIT,
     QUANT_TILE_TOKENS,
+    KVFormat,
     KVShape,
 )
 from kernels.table import TableView
 
-NATIVE = tl.constexpr(0)
-INT8 = tl.constexpr(1)
-K8V4 = tl.constexpr(2)
-INT4 = tl.constexpr(3)
+NATIVE = tl.constexpr(0)  # always the first format
+# All formats as text: kernels mention it, so that one compiled for other formats is not taken from the cache on disk.
+FORMATS_STAMP = tl.constexpr(repr(FORMATS))
 HALF_WINDOW = tl.constexpr(NATIVE_TILE_TOKENS)
 WINDOW = tl.constexpr(QUANT_TILE_TOKENS)
 UNIT = tl.constexpr(OFFSET_UNIT)
@@ -106,13 +106,22 @@ def tile_bytes(code, kv_heads, dim, element):
 
 
 @triton.constexpr_function
-def bits_k(code):
-    return FORMATS[code].bits_k
+def format_count(stamp):
+    """How many formats there are; takes the stamp, so that kernels depend on it."""
+    return len(FORMATS) if stamp else 0
 
 
 @triton.constexpr_function
-def bits_v(code):
-    return FORMATS[code].bits_v
+def code_bits(code, key):
+    """Bits of a key code, or of a value code; 0: native."""
+    return FORMATS[code].bits_k if key else FORMATS[code].bits_v
+
+
+@triton.constexpr_function
+def constants_offset(part, key, bits, dim, element):
+    """Bytes from where codes of so many bits begin to their "scale" or "zero": the same in every format."""
+    layout = KVShape(1, 1, dim, element).head_layout(KVFormat("any", 1, bits, bits, lossiness=1, expected_loss=0.0))
+    return getattr(layout, ("k_" if key else "v_") + part) - (layout.k if key else layout.v)
 
 
 @triton.constexpr_function
@@ -129,6 +138,34 @@ def head_address(
     share: tl.constexpr = tile_bytes(CODE, KV_HEADS, DIM, ELEMENT)
     size: tl.constexpr = head_part(CODE, "size", DIM, ELEMENT)
     return offset.to(tl.int64) * UNIT + tile.to(tl.int64) * (LAYERS * share) + layer * share + kv_head * size
+
+
+@triton.jit
+def part_of(code, PART: tl.constexpr, DIM: tl.constexpr, ELEMENT: tl.constexpr):
+    """`head_part` of a format known at run time only."""
+    value = head_part(NATIVE, PART, DIM, ELEMENT)
+    for other in tl.static_range(1, format_count(FORMATS_STAMP)):
+        value = tl.where(code == other, head_part(other, PART, DIM, ELEMENT), value)
+    return value
+
+
+@triton.jit
+def bits_of(code, KEY: tl.constexpr):
+    """`code_bits` of a format known at run time only."""
+    bits = code_bits(NATIVE, KEY)
+    for other in tl.static_range(1, format_count(FORMATS_STAMP)):
+        bits = tl.where(code == other, code_bits(other, KEY), bits)
+    return bits
+
+
+@triton.jit
+def address_of(
+    code, offset, tile, layer, kv_head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """`head_address` of a format known at run time only."""
+    size = part_of(code, "size", DIM, ELEMENT).to(tl.int64)
+    return offset.to(tl.int64) * UNIT + ((tile.to(tl.int64) * LAYERS + layer) * KV_HEADS + kv_head) * size
 
 
 @triton.jit
@@ -155,6 +192,19 @@ def seek_entry(row, count, position):
         high = tl.where(after, middle, high)
         low = tl.where(after, low, middle + 1)
     return low
+
+
+@triton.jit
+def next_window(row, count, position, index, offset, code, first, end):
+    """The window after the one at ``position``, whose later half lies in the given entry: position, and its entry.
+
+    An evicted range is skipped at once; behind the last entry the position is at least FAR.
+    """
+    position += WINDOW
+    while end <= position:
+        index += 1
+        offset, code, first, end = load_entry(row, index, count)
+    return tl.maximum(position, first // WINDOW * WINDOW), index, offset, code, first, end
 
 
 @triton.jit

@@ -117,6 +117,7 @@ class FakeControlServer:
 
     def __init__(self, engine: FakeEngine, socket: Path) -> None:
         self.engine = engine
+        self.pins: list[dict[str, Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -125,10 +126,21 @@ class FakeControlServer:
             def do_GET(self) -> None:
                 if self.path == "/v1/stats":
                     self._answer(200, server.engine.stats().to_json())
+                elif self.path == "/v1/pins":
+                    self._answer(200, {"pins": server.pins, "bytes": 4096 * len(server.pins), "max_bytes": 1 << 20})
                 elif self.path == "/v1/tunables":
                     self._answer(200, server.engine.tunables())
                 else:
                     self._answer(404, {"error": {"message": "no such page"}})
+
+            def do_DELETE(self) -> None:
+                name = self.path.removeprefix("/v1/pins").removeprefix("/")
+                ended = [pin for pin in server.pins if name in {"", str(pin["id"])}]
+                server.pins = [pin for pin in server.pins if pin not in ended]
+                known = bool(ended) or not name
+                self._answer(
+                    200 if known else 404, {"ended": len(ended)} if known else {"error": {"message": "no pin"}}
+                )
 
             def do_PATCH(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))

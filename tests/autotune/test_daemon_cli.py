@@ -80,7 +80,25 @@ def test_set_with_anything_wrong_changes_nothing(autotune: Any, socket: Any) -> 
     assert engine.state.revision == 0
 
 
-@pytest.mark.parametrize("verb", [("tunables",), ("set", "kv_format=int8"), ("release", "kv_format")])
+def test_pins_are_shown_and_ended(autotune: Any, fakes: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "p.sock")
+    with fakes.FakeControlServer(fakes.FakeEngine(RealClock()), tmp_path / "p.sock") as server:
+        row = {"request_id": "cmpl\x1b[31m", "num_tokens": 32, "bytes": 1 << 20, "ttl_s": 60.0, "expires_in_s": 42.4}
+        server.pins = [{"id": number, **row} for number in (3, 4, 5)]
+        code, out, _ = autotune("pins", "--control", path)
+        assert code == 0
+        assert "3: 32 tokens, 1.00 MiB, ends in 42 s" in out
+        assert "\x1b" not in out
+        assert "3 pins hold" in out
+        assert json.loads(autotune("pins", "--json", "--control", path)[1])["pins"][0]["id"] == 3
+        assert autotune("unpin", "3", "--control", path)[1] == "1 ended\n"
+        assert autotune("unpin", "3", "--control", path)[::2] == (1, "error: no pin\n")
+        assert autotune("unpin", "--control", path)[0] == 2
+        assert autotune("unpin", "4", "--all", "--control", path)[0] == 2
+        assert autotune("unpin", "--all", "--control", path)[1] == "2 ended\n"
+
+
+@pytest.mark.parametrize("verb", [("tunables",), ("set", "kv_format=int8"), ("release", "kv_format"), ("pins",)])
 def test_without_an_engine_it_is_one_line(autotune: Any, tmp_path: Path, verb: Any) -> None:
     code, out, err = autotune(*verb, "--control", str(tmp_path / "none.sock"))
     assert code == 1

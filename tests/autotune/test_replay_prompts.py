@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.replay.prompts import TextPrompts, TokenPrompts, shared_fraction
+from autotune.replay.prompts import TextPrompts, TokenPrompts
+from envs.workload.prefixes import shared_fraction
 from envs.workload.trace import Trace, TraceRequest
 
 VOCABULARY = tuple(range(100, 600))

@@ -20,9 +20,10 @@ def make(num_slabs: int = 3) -> tuple[BlockPool, list[int]]:
     """A pool, and the offsets that it has given up, in order."""
     dropped: list[int] = []
 
-    def forget(block: Block) -> None:
+    def forget(block: Block) -> list[Block]:
         dropped.append(block.offset)
         block.nodes.clear()
+        return []
 
     return BlockPool(Arena(SHAPE, num_slabs, SLAB), forget), dropped
 

@@ -85,13 +85,13 @@ def test_prompt_logprobs_survive_preemption_once_each(loaded: LoadedModel) -> No
     engine = OfflineEngine(loaded, pool_bytes=POOL_BYTES, values={"max_num_batched_tokens": 64})
     allocate, calls = engine.cache.allocate, 0
 
-    def scarce(request: Request, num_new_tokens: int) -> bool:
+    def scarce(request: Request, num_new_tokens: int, **options: bool) -> bool:
         nonlocal calls
         calls += request.status is RequestStatus.RUNNING and len(engine.scheduler.running) > 1
         if calls == 1:  # the older one decodes, and takes the room of the one in the middle of its prompt
             calls = 100
             return False
-        return allocate(request, num_new_tokens)
+        return allocate(request, num_new_tokens, **options)
 
     engine.cache.allocate = scarce  # type: ignore[method-assign]
     results = [engine.add(prompt, params) for prompt in prompts]

@@ -132,13 +132,13 @@ def make_room_scarce(engine: OfflineEngine) -> None:
     """Let every tenth allocation of a running request find no room: the scheduler then preempts, as in a full pool."""
     allocate, calls = engine.cache.allocate, 0
 
-    def scarce(request: Request, num_new_tokens: int) -> bool:
+    def scarce(request: Request, num_new_tokens: int, **options: bool) -> bool:
         nonlocal calls
         calls += request.status is RequestStatus.RUNNING and len(engine.scheduler.running) > 1
         if calls == 10:
             calls = 0
             return False
-        return allocate(request, num_new_tokens)
+        return allocate(request, num_new_tokens, **options)
 
     engine.cache.allocate = scarce  # type: ignore[method-assign]
 

@@ -71,6 +71,7 @@ def build(
         max_waiting=rng.choice((3, 256)),
         recent_tokens=rng.choice((0, 32)),
         recode_budget_tokens=rng.choice((0, 64, 512)),
+        recode_share=rng.choice((0.0, 0.0, 0.15)),
         actuation_delay_s=rng.choice((0.0, 0.013)),
         patience_s=rng.choice((None, None, 0.2)),
         prefix_cache=rng.random() < 0.7,

@@ -7,8 +7,10 @@ import pytest
 
 from envs.workload.arrivals import Envelope, TwoStates, arrivals
 from envs.workload.catalogue import CATALOGUE
-from envs.workload.generators import Lengths, Sessions, Workload, generate
+from envs.workload.generators import Workload, generate
+from envs.workload.lengths import Lengths
 from envs.workload.scaling import Scaling, cap_context, scale
+from envs.workload.sessions import Sessions
 from envs.workload.trace import Trace, TraceError, TraceRequest
 
 

@@ -51,7 +51,7 @@ def test_hash_ids_and_their_block_sizes(tmp_path: Path) -> None:
     assert (mooncake.block_tokens, mooncake.requests[1].hash_ids) == (512, (0, 2))
     header = "arrival_s,prompt_tokens_est,output_tokens_est,session,hash_ids_b256bytes\n"
     agents = load_trace(write(tmp_path, header + "1,10,2,abc,7 8 9\n"))
-    assert (agents.block_tokens, agents.requests) == (64, (TraceRequest(0.0, 10, 2, (7, 8, 9)),))
+    assert (agents.block_tokens, agents.requests) == (64, (TraceRequest(0.0, 10, 2, (7, 8, 9), "abc"),))
     assert (
         load_trace(write(tmp_path, "arrival_s,prompt_tokens,output_tokens,hash_ids_b16\n0,1,1,\n")).block_tokens == 16
     )

@@ -37,6 +37,8 @@ else:
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
     from kernels.triton import cases, checks
+    from kernels.triton import copy_bytes as copying
+    from kernels.triton.attention_mass import attention_mass
     from kernels.triton.cases import Geometry
     from kernels.triton.decode_attention import decode_attention
 
@@ -66,6 +68,27 @@ else:
     @pytest.mark.parametrize(("geometry", "window"), ATTENTION, ids=str)
     def test_prefill_matches_reference(geometry: Geometry, window: int) -> None:
         checks.check_prefill(geometry, SEQUENCES, [37, 1, 3, 21], CPU, window=window, seed=geometry.head_dim - window)
+
+    @pytest.mark.parametrize(("geometry", "window"), ATTENTION[1:4], ids=str)
+    def test_mass_matches_reference(geometry: Geometry, window: int) -> None:
+        new, seed = [37, 1, 3, 21], geometry.head_dim + 1
+        checks.check_mass(geometry, SEQUENCES, new, CPU, last=16, window=window, seed=seed)
+
+    def test_mass_of_padding_and_of_no_queries_is_zero() -> None:
+        generator = torch.Generator().manual_seed(6)
+        geometry = Geometry(F32, 64, layers=1)
+        stored = [(cases.random_kv(geometry, 64, generator), cases.mixed_segments(40, (NATIVE,), (16,)))] * 3
+        cache = cases.build_cache(geometry, stored, generator, CPU)
+        table = cache.table([39, 999, 39])
+        table.num_entries[1] = 0
+        query = torch.randn((3, 4, 64), generator=generator)
+        mass = checks.poisoned((2, 3, 3), F32, CPU).transpose(0, 1)
+        decode_attention(query, cache.arena, cache.shape, 0, table, scale=0.1, out=torch.empty_like(query), mass=mass)
+        torch.testing.assert_close(mass.sum(dim=2), torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]))
+        mass.fill_(torch.nan)
+        starts = torch.tensor([0, 1, 3, 3], dtype=torch.int32)
+        attention_mass(query, cache.arena, cache.shape, 0, table, starts, scale=0.1, last=64, mass=mass)
+        torch.testing.assert_close(mass.sum(dim=2), torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
 
     def test_prefill_of_a_whole_prompt_has_no_context() -> None:
         sequences = [cases.mixed_segments(length, (NATIVE,), (32, 16)) for length in (17, 33)]
@@ -135,6 +158,16 @@ else:
         ops.decode_attention(*arguments, scale=0.125, out=through, backend="triton")
         decode_attention(*arguments, scale=0.125, out=direct)
         checks.compare_bytes("through ops", through, direct)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_copies_arrive_and_touch_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        checks.check_copy(CPU, CPU, pinned=False, seed=seed)
+        # As if the one or the other were host memory that a device cannot reach.
+        for unreachable in (0, 1):
+            answers = iter([unreachable != 0, unreachable != 1])
+            monkeypatch.setattr(copying, "_reachable", lambda _, answers=answers: next(answers))
+            checks.check_copy(CPU, CPU, pinned=False, seed=seed)
+            monkeypatch.undo()
 
     def test_comparisons_can_fail() -> None:
         right = torch.zeros(3, dtype=torch.float64)

@@ -32,10 +32,35 @@ class CacheMachine(RuleBasedStateMachine):
         recent=st.sampled_from([0, 32, 64]),
         sync=st.booleans(),
         budget=st.sampled_from([0, 64, 300]),
+        host_slabs=st.sampled_from([0, 1, 3, 12]),
+        rate=st.sampled_from([3e4, 1e6, 1e7]),
+        lag=st.integers(0, 5),
+        staging=st.sampled_from([0, 8]),
     )
-    def start(self, slabs: int, windows: tuple[int | None, ...], recent: int, sync: bool, budget: int) -> None:
+    def start(
+        self,
+        slabs: int,
+        windows: tuple[int | None, ...],
+        recent: int,
+        sync: bool,
+        budget: int,
+        host_slabs: int,
+        rate: float,
+        lag: int,
+        staging: int,
+    ) -> None:
         self.world = World(
-            num_slabs=slabs, windows=windows, recent_tokens=recent, sync=sync, recode_tokens=budget, seed=slabs
+            num_slabs=slabs,
+            windows=windows,
+            recent_tokens=recent,
+            sync=sync,
+            recode_tokens=budget,
+            seed=slabs,
+            values={"host_offload": "on" if host_slabs else "off"},
+            host_slabs=host_slabs,
+            link_bytes_per_s=rate,
+            lag=lag,
+            staging_slabs=staging,
         )
         self.added = 0
 
@@ -48,11 +73,19 @@ class CacheMachine(RuleBasedStateMachine):
         evictable=st.booleans(),
         cached=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from(["", "", "s"]),
+        ttl=st.sampled_from([None, None, 0.05, 1.0, 100.0]),
     )
     def add(self, which: int, shared: int, own: int, max_tokens: int, **policy: Any) -> None:
         prompt = PROMPTS[which][:shared] + ids(1000 + self.added, own)
         self.added += 1
-        names = {"floor": "kv_format_floor", "evictable": "allow_eviction", "cached": "use_prefix_cache"}
+        if not policy.get("cached", True):
+            policy.pop("ttl", None)
+        names = {
+            "ttl": "prefix_ttl_s",
+            "floor": "kv_format_floor",
+            "evictable": "allow_eviction",
+            "cached": "use_prefix_cache",
+        }
         try:
             self.world.add(prompt, max_tokens, **{names.get(k, k): v for k, v in policy.items()})
         except AdmissionError as error:
@@ -126,6 +159,35 @@ class CacheMachine(RuleBasedStateMachine):
     def switch_budgets(self, budget: int, seqs: int) -> None:
         self.world.apply(max_num_batched_tokens=budget, max_num_seqs=seqs)
 
+    @rule(offload=st.sampled_from(["off", "on", "on"]))
+    def switch_offload(self, offload: str) -> None:
+        self.world.apply(host_offload=offload if self.world.host_slabs else "off")
+
+    @rule()
+    def copies_fail(self) -> None:
+        pending, self.world.copier.pending = self.world.copier.pending, []
+        for request_id in self.world.cache.cancel_transfers([transfer.number for _, transfer in pending]):
+            self.world.scheduler.fail_load(request_id)
+
+    @rule(policy=st.sampled_from(["lru", "lfu", "cost"]))
+    def switch_prefix_policy(self, policy: str) -> None:
+        cached = self.world.cache.usage().cached_bytes
+        self.world.apply(prefix_eviction=policy)
+        assert self.world.cache.usage().cached_bytes == cached
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 200.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.clock.advance_s(seconds)
+        self.world.cache.pins.expire()
+        assert all(row["expires_in_s"] > 0 for row in self.world.cache.pins.to_json())
+
+    @rule(pick=st.integers(0, 20), everything=st.booleans())
+    def unpin(self, pick: int, everything: bool) -> None:
+        pins = self.world.cache.pins
+        rows = pins.to_json()
+        if rows:
+            assert pins.unpin(None if everything else rows[pick % len(rows)]["id"]) == (len(rows) if everything else 1)
+
     @rule()
     def snapshot(self) -> None:
         snapshot = self.world.scheduler.snapshot()
@@ -137,6 +199,10 @@ class CacheMachine(RuleBasedStateMachine):
     def is_whole(self) -> None:
         if hasattr(self, "world"):
             self.world.check()
+            pins = self.world.cache.pins
+            assert pins.max_bytes >= pins.num_bytes() >= sum(pins.idle_bytes())
+            lives = self.world.cache.lives
+            assert sum(lives.lifetime.counts) == sum(lives.idle.counts) == sum(lives.dropped.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -144,7 +210,9 @@ class CacheMachine(RuleBasedStateMachine):
         world = self.world
         world.apply(max_num_seqs=64)
         world.run(5_000)
+        world.settle()
         world.check()
+        assert not world.cache.num_transfers
         assert not world.scheduler.running
         assert not world.scheduler.waiting
         for request in world.finished:
@@ -152,8 +220,9 @@ class CacheMachine(RuleBasedStateMachine):
             if request.finish_reason is FinishReason.LENGTH:
                 assert len(request.output_ids) == request.params.max_tokens
         assert world.cache.usage().used_bytes == 0
-        world.cache.drop_idle()
+        world.cache.drop_idle(host=True)
         assert world.cache.usage().cached_bytes == 0
+        assert all(pool.host is None or not pool.host.blocks for pool in world.cache._pools)
         assert not world.cache._prefix.nodes
         assert world.cache.converged_fraction() == 1.0
         world.check()

@@ -20,9 +20,11 @@ from engine.clock import ManualClock
 from engine.events import ListSink
 from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
+from engine.pool_block import DEVICE
 from engine.request import CachePolicy, Request, RequestStatus, SamplingParams
 from engine.scheduler import Scheduler
 from engine.stats import Counters
+from engine.transfers import Direction, HostLink, Transfer
 from engine.tunables import default_values
 from kernels.layout import FORMATS, NATIVE, KVFormat, KVShape
 
@@ -84,6 +86,42 @@ class Bytes:
             self.write(target, dst_offset, dst_tile * target.tile_tokens, np.stack([values[:, 0], taint], axis=1))
 
 
+class LateCopier:
+    """Copies between arenas that are made only when they are reported: whatever was reused too early is lost.
+
+    Targets hold junk until then. Each direction keeps its order; a copy takes up to ``lag`` steps.
+    """
+
+    def __init__(self, device: list[Bytes], host: list[Bytes], lag: int, seed: int) -> None:
+        self.tiers = {Direction.OUT: (device, host), Direction.IN: (host, device)}
+        self.lag = lag
+        self.random = random.Random(seed)
+        self.pending: list[tuple[int, Transfer]] = []  # steps still to wait
+
+    def submit(self, transfers: tuple[Transfer, ...]) -> None:
+        for transfer in transfers:
+            target = self.tiers[transfer.direction][1][transfer.group]
+            for _, start, count in transfer.rows:
+                target.data[start : start + count] = JUNK
+            self.pending.append((self.random.randint(0, self.lag), transfer))
+
+    def arrived(self) -> list[int]:
+        """One step later: make and report what is due."""
+        done, waiting = [], []
+        blocked: set[Direction] = set()
+        for steps, transfer in self.pending:
+            if steps > 0 or transfer.direction in blocked:
+                waiting.append((steps - 1, transfer))
+                blocked.add(transfer.direction)
+                continue
+            sources, targets = (arenas[transfer.group] for arenas in self.tiers[transfer.direction])
+            for start, to, count in transfer.rows:
+                targets.data[to : to + count] = sources.data[start : start + count]
+            done.append(transfer.number)
+        self.pending = waiting
+        return done
+
+
 @dataclass
 class World:
     """Everything needed to run steps; ``groups`` windows default to one full-attention group."""
@@ -100,6 +138,10 @@ class World:
     sync: bool = False
     seed: int = 0
     eos: frozenset[int] = frozenset()
+    host_slabs: int = 0
+    link_bytes_per_s: float = 1e6  # a native token is 32 bytes, a step 10 ms
+    lag: int = 3
+    staging_slabs: int = 0  # without room for it nothing is streamed
 
     def __post_init__(self) -> None:
         self.values = {**default_values(), **self.values}
@@ -117,6 +159,9 @@ class World:
             clock=self.clock,
             events=self.events,
             counters=self.counters,
+            host_pool_bytes=self.host_slabs * SLAB_BYTES * len(groups),
+            link=HostLink(self.link_bytes_per_s, self.link_bytes_per_s) if self.host_slabs else None,
+            staging_bytes=self.staging_slabs * SLAB_BYTES * len(groups),
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -130,7 +175,9 @@ class World:
             recode_tokens_per_step=self.recode_tokens,
             sync_recode=self.sync,
         )
-        self.arenas = [Bytes(self.cache.group_arena_bytes(i), SHAPE) for i in range(len(groups))]
+        self.arenas = [Bytes(self.cache.layout.arena_bytes(i), SHAPE) for i in range(len(groups))]
+        self.hosts = [Bytes(self.cache.group_host_bytes(i), SHAPE) for i in range(len(groups))]
+        self.copier = LateCopier(self.arenas, self.hosts, self.lag, self.seed)
         self.random = random.Random(self.seed)
         self.finished: list[Request] = []
         self.created = 0
@@ -174,16 +221,27 @@ class World:
         taint = max(self.read_all(request, group, start) for group in range(len(self.arenas)))
         for group, arena in enumerate(self.arenas):
             position = start
+            copied = self.cache.host.pinned(group) if self.cache.host is not None else set()
             for offset, index, count in self.cache.slot_runs(request, start, num_tokens, group):
+                assert (DEVICE, offset) not in copied, "written while it is being copied"
                 arena.write(NATIVE, offset, index, [(hashes[position + i], taint) for i in range(count)])
                 position += count
             assert position == start + num_tokens
 
     def step(self) -> StepPlan:
+        self.cache.finish_transfers(self.copier.arrived())
         plan = self.scheduler.schedule()
+        self.copier.submit(self.cache.plan_transfers())
         self.finished += self.scheduler.update(plan, self.run_plan(plan))
         self.clock.advance_s(0.01)
         return plan
+
+    def settle(self, most: int = 2000) -> None:
+        """Steps without requests until all copies are made that can be."""
+        while self.copier.pending or self.cache.has_transfer_plans():
+            assert most > 0, "no end of copying in sight"
+            most -= 1
+            self.step()
 
     def run(self, most: int = 10_000, check: bool = False) -> None:
         """Step until nothing is left to do. Fails when that takes more than ``most`` steps."""
@@ -199,7 +257,7 @@ class World:
     def read_all(self, request: Request, group: int, computed: int) -> int:
         """Check that every token before ``computed`` that should be attended is stored right; the worst taint."""
         hashes = self.hashes(request)
-        arena, window, worst = self.arenas[group], self.cache.groups[group].window, 0
+        window, worst = self.cache.groups[group].window, 0
         seen = np.zeros(computed, bool)
         floor = {"native": 0, "int8": 1, "k8v4": 2}.get(request.cache.kv_format_floor or "", 3)
         position = 0
@@ -213,6 +271,7 @@ class World:
             seen[entry.first : last] = True
             start = entry.first if window is None else max(entry.first, computed - window + 1)
             if last > start:
+                arena = self.hosts[group] if entry.on_host else self.arenas[group]
                 values = arena.read(kind, entry.offset, start - entry.first, last - start)
                 right = values[:, 0] == hashes[start:last]
                 assert right.all(), f"{request.request_id}: position {start + np.argmin(right)} holds another's KV"
@@ -234,7 +293,7 @@ class World:
     def check(self) -> None:
         """Integrity of the bookkeeping, and of the bytes of every running request."""
         self.cache.check_integrity()
-        for request in self.scheduler.running:
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
             if self.cache.holds(request):
                 for group in range(len(self.arenas)):
                     self.read_all(request, group, request.num_computed_tokens)

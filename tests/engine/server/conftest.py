@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.cache_manager import CacheManager
@@ -19,6 +20,7 @@ from engine.clock import ManualClock, RealClock
 from engine.core import CoreOptions, EngineCore
 from engine.core_stats import CoreStats
 from engine.events import NullSink
+from engine.links import EmulatedMover
 from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.request import Request
@@ -30,6 +32,7 @@ from engine.server.run import ServerOptions, run_servers
 from engine.stats import Counters
 from engine.token_bytes import byte_alphabet, detokenizer_factory
 from engine.tokenizer import ModelTokenizer
+from engine.transfers import HostLink
 from engine.tunables import default_values
 from kernels.layout import KVShape
 
@@ -39,6 +42,7 @@ TEMPLATE = (
 )
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
 TOKEN_BYTES = 32
+WORK = {"kv_bytes_read": 1000, "kv_bytes_written": 10, "host_bytes_read": 0, "host_wait_ns": 0}
 NextToken = Callable[[Request], int]
 
 
@@ -64,7 +68,7 @@ class FakeRunner:
     before: Callable[[StepPlan], None] = lambda _plan: None
     plans: list[StepPlan] = field(default_factory=list)
     recoded: list[RecodeBatch] = field(default_factory=list)
-    last_work: Any = field(default_factory=lambda: SimpleNamespace(kv_bytes_read=1000, kv_bytes_written=10))
+    last_work: Any = field(default_factory=lambda: SimpleNamespace(**WORK))
 
     def recode(self, batches: Sequence[RecodeBatch]) -> None:
         self.recoded += batches
@@ -145,6 +149,8 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
         recent_tokens: int = 32,
         watermark: float = 0.0,
         core_options: dict[str, Any] | None = None,
+        host_pool_tokens: int = 0,
+        link_bytes_per_s: float = 1e6,
         **values: Any,
     ) -> Engine:
         clock = RealClock() if real_clock else ManualClock(start_ns=5_000_000_000)
@@ -160,7 +166,11 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
             clock=clock,
             events=NullSink(),
             counters=counters,
+            host_pool_bytes=host_pool_tokens * TOKEN_BYTES,
+            link=HostLink(link_bytes_per_s, link_bytes_per_s) if host_pool_tokens else None,
         )
+        nothing = [torch.empty(0, dtype=torch.uint8)]
+        mover = EmulatedMover(nothing, nothing, cache.link, clock, lambda *_: None) if cache.link else None
         stats = CoreStats(counters)
         scheduler = Scheduler(
             cache,
@@ -173,7 +183,7 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
         )
         runner = FakeRunner(next_token)
         options = CoreOptions("bytes", "instance-1", max_model_len, **(core_options or {}))
-        core = EngineCore(scheduler, cache, runner, settings, clock, options=options, stats=stats)
+        core = EngineCore(scheduler, cache, runner, settings, clock, options=options, stats=stats, mover=mover)
         made.append(Engine(core, scheduler, cache, runner, stats, clock))
         return made[-1]
 

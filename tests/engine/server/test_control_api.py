@@ -169,6 +169,29 @@ def test_formats_converge_and_up_is_honest(server: Any, client: ControlClient) -
     assert client.stats().gauges.held_below_format_bytes > 0
 
 
+def test_pins_are_made_over_http_and_ended_here(server: Any, client: ControlClient) -> None:
+    assert client.pins() == {"pins": [], "bytes": 0, "max_bytes": server.engine.cache.pins.max_bytes}
+    for first in (97, 98, 99):
+        body = {"prompt": [first] * 40, "max_tokens": 1, "prefix_ttl_s": 100 + first}
+        assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
+    view = client.pins()
+    assert [row["ttl_s"] for row in view["pins"]] == [197, 198, 199]
+    assert all(row["num_tokens"] == 32 and 0 < row["expires_in_s"] <= row["ttl_s"] for row in view["pins"])
+    assert view["bytes"] == sum(row["bytes"] for row in view["pins"]) == client.stats().gauges.kv_pinned_bytes
+    assert client.unpin(view["pins"][1]["id"]) == 1
+    with pytest.raises(ValueError, match="no pin"):
+        client.unpin(view["pins"][1]["id"])
+    assert client.stats().gauges.prefix_pins == 2
+    assert client.unpin() == 2
+    assert client.unpin() == 0
+    assert client.stats().gauges.kv_cached_bytes > 0  # still cached, until room is needed
+    transport = httpx.HTTPTransport(uds=str(server.control_path))
+    with httpx.Client(transport=transport, base_url="http://engine") as http:
+        assert http.delete("/v1/pins/first").status_code == 404
+        assert http.get("/v1/pins/1").status_code == 405
+        assert http.post("/v1/pins").status_code == 405
+
+
 def test_stats(server: Any, client: ControlClient) -> None:
     httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 3}, trust_env=False)
     stats = client.stats()

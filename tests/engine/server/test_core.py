@@ -321,3 +321,33 @@ def test_a_failing_recode_harms_no_request(new_engine: Build, monkeypatch: pytes
         while engine.core.has_background_work:
             engine.core.background()
     assert engine.core.broken is None
+
+
+def test_recoding_takes_a_share_of_the_steps_time_and_none_of_its_own_account(
+    new_engine: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 10 ms, a recoded token 10 us: a fifth of the step pays for 200 of them."""
+    engine = new_engine(core_options={"recode_share": 0.2}, pool_tokens=16384)
+    engine.runner.before = lambda _plan: engine.clock.advance_s(0.010)
+    spent: list[int] = []
+
+    def recode(batches: list[Any]) -> None:
+        spent.append(sum(batch.num_tokens for batch in batches))
+        engine.clock.advance_s(10e-6 * spent[-1])
+
+    monkeypatch.setattr(engine.runner, "recode", recode)
+    for name in "abcdefg":
+        engine.core.add(ask(name, prompt_tokens=900, max_tokens=1))
+    run(engine)
+    engine.core.add(ask("z", prompt_tokens=20, max_tokens=80))
+    engine.core.step()
+    engine.core.patch(Patch({"kv_format": "int8"}, "test"))
+    before = engine.core.stats().counters
+    run(engine)
+    after = engine.core.stats().counters
+    assert spent[0] == 64
+    assert set(spent[1:30]) == {192}, "whole units of 32"
+    assert max(spent) == 192
+    assert sum(spent) > 5000
+    assert after.recode_time_ns == 10_000 * sum(spent)
+    assert after.step_time_ns - before.step_time_ns == 10_000_000 * (after.steps - before.steps)

@@ -3,13 +3,18 @@ from __future__ import annotations
 import logging
 import math
 import time
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.block_lives import BlockLives
+from engine.clock import ManualClock
 from engine.core_stats import Distributions
+from engine.formats import BlockClass
 from engine.metrics import EngineMetrics, documentation
+from engine.pool_block import Block
 from engine.stats import Counters, EngineStats, ResidentBytes
 from engine.tunables import default_values
 
@@ -44,6 +49,34 @@ def test_known_names_and_units() -> None:
     assert page["autotune_engine_tunable_info{knob=kv_format,value=int8}"] == 0
     for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
         assert f"autotune_engine_{name}" in page
+
+
+def test_why_cached_blocks_went() -> None:
+    metrics = EngineMetrics(CollectorRegistry())
+    clock = ManualClock()
+    lives = BlockLives(clock)
+    block = Block(0, BlockClass("native", 16), 0)
+    lives.cached(block)
+    clock.advance_s(4)
+    lives.reused(block)
+    clock.advance_s(40)
+    lives.gone(block, "orphaned")
+    metrics.update(reading(), Distributions(blocks=lives))
+    page = values(metrics.page())
+    assert page["autotune_engine_prefix_blocks_dropped_total{reason=orphaned}"] == 1
+    assert page["autotune_engine_prefix_blocks_dropped_total{reason=room}"] == 0
+    assert page["autotune_engine_kv_block_lifetime_seconds_sum"] == 44
+    assert page["autotune_engine_kv_block_idle_before_eviction_seconds_bucket{le=60.0}"] == 1
+    assert page["autotune_engine_kv_block_idle_before_eviction_seconds_bucket{le=30.0}"] == 0
+    assert page["autotune_engine_kv_block_reuse_gap_seconds_sum"] == 4
+
+
+def test_the_engine_hands_out_a_copy_of_its_cache_s_lives(new_engine: Any) -> None:
+    engine = new_engine()
+    distributions = engine.core.distributions()
+    engine.cache.lives.dropped["room"] += 1
+    assert distributions.blocks.dropped["room"] == 0
+    assert engine.core.distributions().blocks.dropped["room"] == 1
 
 
 def test_unknown_is_absent_not_zero() -> None:
@@ -101,7 +134,8 @@ def test_the_documentation_names_exactly_what_is_served() -> None:
     metrics = EngineMetrics(CollectorRegistry())
     stats = reading()
     stats.gauges.memory_rss_bytes = stats.gauges.device_memory_bytes = 1
-    stats.gauges.memory_bandwidth_bytes_per_s = 1.0
+    stats.gauges.memory_bandwidth_bytes_per_s = stats.gauges.host_link_bytes_per_s = 1.0
+    stats.gauges.host_link_is_emulated = True
     metrics.update(stats, Distributions())
     served = {}
     for family in text_string_to_metric_families(metrics.page().decode()):

@@ -52,6 +52,10 @@ def test_command_line_becomes_options(tmp_path: Path) -> None:
     assert options.kv_pool_bytes == 64 << 20
     assert options.initial_values()["kv_format"] == "int8"
     assert options.control_uids == (7,)
+    assert options.host_pool_bytes == 0
+    line += ["--host-pool-bytes", "1G", "--host-link-bytes-per-s", "500MB"]
+    options = options_from(parser().parse_args(line))
+    assert (options.host_pool_bytes, options.host_link_bytes_per_s) == (1 << 30, 500_000_000)
     with pytest.raises(EngineError, match="KNOB=VALUE"):
         options_from(parser().parse_args([*line, "--set", "kv_format"]))
     with pytest.raises(EngineError, match="native, int8, k8v4, int4"):
@@ -87,6 +91,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
         (["--threads", "100000"], "1024"),
         (["--max-waiting", "0"], "at least 1"),
         (["--recode-budget", "-1"], "at least 0"),
+        (["--prefix-pin-share", "1.5"], "0 to 1"),
         (["--grace", "-1"], "--grace"),
         (["--grace", "nan"], "--grace nan"),
         (["--grace", "inf"], "86400"),
