@@ -46,4 +46,4 @@ def test_many_operations_break_nothing() -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        print(f"{Counting.operations} operations in {rounds} rounds, 0 violations", flush=True)  # noqa: T201
+        print(f"{Counting.operations} operations in {rounds} rounds, 0 violations", flush=True)
