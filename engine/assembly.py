@@ -71,7 +71,7 @@ def assemble(options: EngineOptions) -> Assembly:
         budget = QualityBudget(options.quality_budget_pct)
         gate = quality_gate(options.quality_table, options.model, budget, values)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    loaded = load_model(options.model, device, options.dtype)
+    loaded = load_model(options.model, device, options.dtype, protect_layers=options.protect_layers)
     tokenizer = ModelTokenizer(options.model)
     max_model_len = _max_model_len(options, loaded)
     pool_bytes = options.kv_pool_bytes or _default_pool_bytes(loaded.model.device)

@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
-from engine.formats import CHUNK_TOKENS, OFFSET_UNIT, BlockClass
+from engine.chunks import chunk_mask
+from engine.formats import CHUNK_TOKENS, OFFSET_UNIT, BlockClass, lossiness_of
+from engine.memory_model import GroupSpec
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
@@ -97,6 +99,7 @@ def _is_nobodys(block: Block) -> bool:
 
 def check_group(
     group: int,
+    spec: GroupSpec,
     pool: BlockPool,
     sequences: Sequence[CacheSequence],
     prefix: PrefixCache,
@@ -109,13 +112,15 @@ def check_group(
     tiers = [pool] if pool.host is None else [pool, pool.host]
     holders: dict[tuple[int, int], set[int]] = {}
     for sequence in sequences:
-        for block in _check_table(group, tiers, sequence):
+        for block in _check_table(group, spec, tiers, sequence):
             holders.setdefault((block.tier, block.offset), set()).add(sequence.serial)
     in_recode = {(block.tier, block.offset) for unit in units for block in (*unit.sources, *unit.targets)}
+    protected = lossiness_of(spec.lossiest)
     for tier in tiers:
         check_pool(tier)
         for offset, block in tier.blocks.items():
             place = (block.tier, offset)
+            _require(block.block_class.lossiness <= protected, f"block {place} of {spec.name} is {block.block_class}")
             found = holders.get(place, set())
             _require(set(block.holders) == found, f"block {place}: holders {set(block.holders)} != {found}")
             _require(block.in_recode == (place in in_recode), f"block {place}: in recode {block.in_recode}")
@@ -124,8 +129,9 @@ def check_group(
                 _require(prefix.nodes[node].blocks[group] is block, f"block {place} thinks that node {node} names it")
 
 
-def _check_table(group: int, tiers: Sequence[BlockPool], sequence: CacheSequence) -> list[Block]:
+def _check_table(group: int, spec: GroupSpec, tiers: Sequence[BlockPool], sequence: CacheSequence) -> list[Block]:
     table, who = sequence.tables[group], sequence.request_id
+    most = min(sequence.max_lossiness, lossiness_of(spec.lossiest))
     position = 0
     for block, stop in zip(table.blocks, table.stops, strict=True):
         is_there = tiers[block.tier].blocks.get(block.offset) is block
@@ -133,6 +139,12 @@ def _check_table(group: int, tiers: Sequence[BlockPool], sequence: CacheSequence
         fits = position <= block.first < stop <= block.end and stop % CHUNK_TOKENS == 0
         _require(fits, f"{who}: entry {block.first}..{stop} after {position}")
         position = stop
+    held = sum(chunk_mask(block.first, stop) for block, stop in zip(table.blocks, table.stops, strict=True))
+    _require(not table.hidden & ~held, f"{who}: chunks {table.hidden & ~held:b} are hidden but not held")
+    _require(not table.hidden & ~sequence.dropped[group], f"{who}: chunks are hidden that eviction did not drop")
+    for index, block in enumerate(table.blocks):
+        _require(bool(table.kept(index)), f"{who} holds block {block.offset} but keeps nothing of it")
+        _require(block.block_class.lossiness <= most, f"{who}: block {block.offset} is {block.block_class.kv_format}")
     in_order = sequence.committed <= sequence.end <= position
     _require(in_order, f"{who}: {sequence.committed} computed, {sequence.end} used, {position} allocated")
     return table.blocks

@@ -19,9 +19,10 @@ from math import ceil
 from typing import Any
 
 from engine.arena import Arena, IntegrityError
+from engine.attention_mass import OBSERVED_PROMPT_TOKENS, ChunkScores, ObservedMass
 from engine.block_lives import DISPLACED, BlockLives
 from engine.block_pool import BlockPool
-from engine.block_table import BlockTable
+from engine.block_table import BlockTable, tile_units
 from engine.cache_audit import check_group, check_sequences
 from engine.cache_readings import CacheUsage, read_converged, read_resident, read_usage
 from engine.cache_sequence import CacheSequence, CacheSettings
@@ -125,7 +126,15 @@ class CacheManager:
             pool = BlockPool(arena, forget, reserve_slabs=RESERVE_SLABS, before=before, lives=self.lives, host=host)
             self._pools.append(pool)
             self._recoders.append(
-                Recoder(index, pool, self._prefix, self._sequences, self._settings, recent_tokens=recent_tokens)
+                Recoder(
+                    index,
+                    pool,
+                    self._prefix,
+                    self._sequences,
+                    self._settings,
+                    recent_tokens=recent_tokens,
+                    lossiest=group.lossiest,
+                )
             )
         self._use_prefix_policy()
         self.pins = PrefixPins(
@@ -138,6 +147,7 @@ class CacheManager:
             clock=clock,
             counters=self.counters,
         )
+        self._tile_units = [tile_units(group.shape) for group in self.groups]
         self._tier: HostTier | None = None
         if self.host_layout is not None:
             self._tier = self._host_tier(link)
@@ -234,13 +244,17 @@ class CacheManager:
         ``on_device``: without what is on the host.
 
         The caller sets ``num_computed_tokens`` and counts hits once, when admission succeeds; ``free`` undoes it.
-        Requests that opt out or want prompt log-probabilities get 0.
+        Requests that opt out or want prompt log-probabilities get 0. Where eviction goes by attention, the prompt's
+        last tokens are always computed: what they attend decides what stays.
         """
         if request.request_id in self._by_request:
             raise IntegrityError(f"request {request.request_id} already holds blocks")
         if not request.cache.use_prefix_cache or request.params.prompt_logprobs is not None:
             return 0
-        ids = request.all_ids[: request.num_tokens - 1]
+        known = request.num_tokens - 1
+        if self._may_observe(request):
+            known = min(known, max(0, len(request.prompt_ids) - OBSERVED_PROMPT_TOKENS))
+        ids = request.all_ids[:known]
         match = self._match(request, ids, max_tier=DEVICE) if on_device else self._near_match(request, ids)
         if not match.num_tokens:
             return 0
@@ -354,23 +368,48 @@ class CacheManager:
                 if block.holders or block.nodes:
                     recoder.consider(block)
 
-    def commit(self, request: Request, num_computed: int) -> None:
+    @property
+    def observes(self) -> bool:
+        """Whether an executor should report attention at all."""
+        return self._settings.observes
+
+    def observed_queries(self, request: Request, start: int, stop: int) -> int:
+        """How many of the last queries of positions ``start .. stop`` an executor should report the attention of.
+
+        0 unless eviction goes by it and could ever reach the request; then the queries at the end of the prompt and
+        all after it.
+        """
+        prompt = len(request.prompt_ids)
+        if not self._may_observe(request):
+            return 0
+        return max(0, stop - max(start, prompt - OBSERVED_PROMPT_TOKENS))
+
+    def _may_observe(self, request: Request) -> bool:
+        most = len(request.prompt_ids) + request.params.max_tokens
+        kept = self._settings.keep_tokens + self.sinks
+        return self._settings.observes and request.cache.allow_eviction and most > kept
+
+    def commit(self, request: Request, num_computed: int, mass: ObservedMass | None = None) -> None:
         """The first ``num_computed`` tokens' KV is now written: seal, enter into the prefix cache, evict.
 
-        Constant time unless a chunk of 16 or the prompt was completed or settings changed.
+        ``mass``: what the executor saw of the attention of ``observed_queries``; None when it saw nothing, and
+        eviction by attention then falls back to the most recent tokens. Without it constant time unless a chunk of 16
+        or the prompt was completed or settings changed.
         """
         sequence = self._by_request[request.request_id]
+        can_choose = self._evictor.observe(sequence, mass)
         before = sequence.committed
         sequence.committed = num_computed
         if sequence.hit_tokens:
             self._count_hit(sequence, request)
         same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
-        if same_chunk and sequence.epoch == self._epoch and not before < len(request.prompt_ids) <= num_computed:
+        ends_prompt = before < len(request.prompt_ids) <= num_computed
+        if same_chunk and sequence.epoch == self._epoch and not ends_prompt and not can_choose:
             return
         sequence.epoch = self._epoch
         self._fill(sequence, before)
         self._enter(sequence, request)
-        if request.cache.prefix_ttl_s is not None and before < len(request.prompt_ids) <= num_computed:
+        if request.cache.prefix_ttl_s is not None and ends_prompt:
             self._pin(sequence, request)
         if self._evictor.evict(sequence, request, self._settings):
             self._stand_on(sequence, 0)
@@ -420,7 +459,7 @@ class CacheManager:
 
     def _create(self, request: Request) -> CacheSequence:
         cache = request.cache
-        tables = [BlockTable(self._versions.next()) for _ in self.groups]
+        tables = [BlockTable(self._versions.next(), units) for units in self._tile_units]
         sequence = CacheSequence(
             self._next_serial,
             request.request_id,
@@ -430,6 +469,8 @@ class CacheManager:
             tables,
             epoch=self._epoch,
             frontier=[0] * len(self.groups),
+            scores=[ChunkScores() for _ in self.groups],
+            dropped=[0] * len(self.groups),
         )
         self._next_serial += 1
         self._sequences[sequence.serial] = self._by_request[request.request_id] = sequence
@@ -440,7 +481,7 @@ class CacheManager:
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
+        for pool, recoder, table in zip(self._pools, self._recoders, sequence.tables, strict=True):
             for index in range(len(table.blocks) - 1, -1, -1):
                 block = table.blocks[index]
                 if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
@@ -449,6 +490,8 @@ class CacheManager:
                 if filled > block.filled:
                     pool.fill(block, filled)
                     pool.unlink(block)  # a copy of less than that is worth nothing
+                if table.hidden and block.is_sealed:
+                    recoder.consider(block)  # parts of it were dropped while it grew
 
     def _enter(self, sequence: CacheSequence, request: Request) -> None:
         """Enter newly completed chunks into the prefix cache."""
@@ -527,8 +570,8 @@ class CacheManager:
         return sequence.tables[group].entries(start, sequence.end)
 
     def num_entries(self, request: Request, group: int) -> int:
-        """Length of the block table."""
-        return len(self._by_request[request.request_id].tables[group].blocks)
+        """How many entries the block table has."""
+        return self._by_request[request.request_id].tables[group].num_entries
 
     def entries_version(self, request: Request, group: int) -> int:
         """Version of a block table; grows with every change but the growth of the last entry's ``valid``.
@@ -810,7 +853,7 @@ class CacheManager:
 
     def resident(self) -> list[ResidentBytes]:
         """Allocated bytes and tokens by class; see :func:`engine.cache_readings.read_resident`."""
-        return read_resident(self._pools)
+        return read_resident(self.groups, self._pools)
 
     def converged_fraction(self) -> float:
         """Share of resident bytes that are in the class they should have, 1.0 when empty."""
@@ -821,7 +864,8 @@ class CacheManager:
         sequences = list(self._sequences.values())
         for group, pool in enumerate(self._pools):
             pinned = self._tier.pinned(group) if self._tier is not None else set()
-            check_group(group, pool, sequences, self._prefix, self._in_flight.get(group, []), pinned)
+            units = self._in_flight.get(group, [])
+            check_group(group, self.groups[group], pool, sequences, self._prefix, units, pinned)
         if self._tier is not None:
             self._tier.check_integrity()
         check_sequences(self._sequences, self._by_request, self._prefix)

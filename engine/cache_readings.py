@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
+from engine.chunks import chunk_mask, num_tokens
 from engine.formats import OFFSET_UNIT, BlockClass
-from engine.memory_model import PoolLayout
+from engine.memory_model import GroupSpec, PoolLayout
+from engine.pool_block import DEVICE
 from engine.stats import ResidentBytes
 
 
@@ -19,6 +21,8 @@ class CacheUsage:
     ``used_bytes``: blocks that requests hold or conversions occupy. ``cached_bytes``: those of prefixes that no request
     holds; ``pinned_bytes`` of them stay until their pins end.
     ``resident_tokens``: computed tokens of running sequences, shared ones counted for each, evicted ones too.
+    ``evicted_tokens``: of these, those that eviction dropped, in the layer group that lost most. ``hidden_bytes``: held
+    blocks' share that every holder has dropped, which waits to be split off.
     ``host_*``: the same of the host tier, where copies of blocks that are on the device too count as cached.
     """
 
@@ -29,6 +33,8 @@ class CacheUsage:
     pinned_bytes: int
     resident_tokens: int
     held_below_format_bytes: int
+    evicted_tokens: int
+    hidden_bytes: int
     host_pool_bytes: int = 0
     host_used_bytes: int = 0
     host_cached_bytes: int = 0
@@ -37,7 +43,7 @@ class CacheUsage:
 def read_usage(
     pools: Sequence[BlockPool],
     layout: PoolLayout,
-    sequences: Iterable[CacheSequence],
+    sequences: Collection[CacheSequence],
     lossiness: int,
     pinned: Sequence[int],
 ) -> CacheUsage:
@@ -65,21 +71,48 @@ def read_usage(
         pinned_bytes=sum(pinned),
         resident_tokens=sum(sequence.committed for sequence in sequences if not sequence.is_parked),
         held_below_format_bytes=below,
+        evicted_tokens=sum(sequence.num_dropped_tokens for sequence in sequences if not sequence.is_parked),
+        hidden_bytes=sum(_hidden_bytes(group, pool, sequences) for group, pool in enumerate(pools)),
         host_pool_bytes=sum(host.arena.num_slabs * host.arena.slab_units * OFFSET_UNIT for host in hosts),
         host_used_bytes=sum(host.resident_bytes for host in hosts) - host_cached,
         host_cached_bytes=host_cached,
     )
 
 
-def read_resident(pools: Sequence[BlockPool]) -> list[ResidentBytes]:
+def _hidden_bytes(group: int, pool: BlockPool, sequences: Collection[CacheSequence]) -> int:
+    """Of blocks on the device. A block that a pin or another sequence keeps whole loses nothing."""
+    kept: dict[int, int] = {}
+    for sequence in sequences:
+        table = sequence.tables[group]
+        for index, block in enumerate(table.blocks if table.hidden else ()):
+            if block.tier == DEVICE and table.kept(index) != chunk_mask(block.first, table.stops[index]):
+                kept[block.offset] = 0
+    for sequence in sequences if kept else ():
+        table = sequence.tables[group]
+        for index, block in enumerate(table.blocks):
+            if block.tier == DEVICE and block.offset in kept:
+                kept[block.offset] |= table.kept(index)
+    total = 0
+    for offset, chunks in kept.items():
+        block = pool.blocks[offset]
+        if min(block.holders) >= 0:
+            lost = block.filled - num_tokens(chunks & chunk_mask(block.first, block.first + block.filled))
+            total += lost * pool.arena.block_bytes(block.block_class) // block.size
+    return total
+
+
+def read_resident(groups: Sequence[GroupSpec], pools: Sequence[BlockPool]) -> list[ResidentBytes]:
     """Allocated bytes by class, idle cached ones included, and tokens in them in whole chunks.
 
-    Tokens are those of the first group that has the class: a token counts once. O(classes).
+    Tokens are those of the first group that has the class, and of protected layers only where no others are: a token
+    counts once, in the format that the model's quality depends on. O(classes).
     """
     found: dict[BlockClass, ResidentBytes] = {}
-    for pool in pools:
+    is_mixed = not all(group.is_protected for group in groups)
+    order = sorted(range(len(groups)), key=lambda index: groups[index].is_protected)
+    for pool, counts in [(pools[index], not (is_mixed and groups[index].is_protected)) for index in order]:
         for block_class, count in pool.class_counts.items():
-            tokens = pool.class_tokens.get(block_class, 0)
+            tokens = pool.class_tokens.get(block_class, 0) if counts else 0
             row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens))
             row.bytes += count * pool.arena.block_bytes(block_class)
     return [found[block_class] for block_class in sorted(found, key=lambda c: (c.lossiness, c.block_size))]

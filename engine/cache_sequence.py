@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.attention_mass import ChunkScores
 from engine.block_table import BlockTable
-from engine.formats import FORMAT_BY_NAME, class_for, lossiness_of, parse_block_size
+from engine.chunks import num_tokens
+from engine.formats import FORMAT_BY_NAME, lossiness_of, parse_block_size
 from engine.tunables import TunableValues, parse_change
 
 
@@ -41,9 +43,13 @@ class CacheSettings:
         return FORMAT_BY_NAME[self.kv_format].lossiness
 
     @property
-    def span_tokens(self) -> int:
-        """Block size of the class that sealed blocks are recoded to."""
-        return class_for(self.kv_format, self.block_size).block_size
+    def evicts(self) -> bool:
+        return self.eviction != "none"
+
+    @property
+    def observes(self) -> bool:
+        """Whether eviction goes by the attention that an executor reports."""
+        return self.eviction == "heavy_hitter"
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +65,8 @@ class CacheSequence:
     recoding. ``epoch``: settings under which it was last looked at. ``hit_tokens``: those of a prefix hit that is not
     yet counted as a use. ``is_parked``: preempted with its KV kept, which may move to the host. ``host_below``: per
     group, the position below which its full blocks may lie on the host while it runs; all 0 unless it ``streams``.
+    ``scores``: per group, what attention its chunks attracted, while that was observed. ``dropped``: per group, the
+    chunks that eviction took, as a mask.
     """
 
     serial: int
@@ -77,6 +85,8 @@ class CacheSequence:
     epoch: int = 0
     hit_tokens: int = 0
     frontier: list[int] = field(default_factory=list)
+    scores: list[ChunkScores] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     is_parked: bool = False
     host_below: list[int] = field(default_factory=list)
 
@@ -96,3 +106,8 @@ class CacheSequence:
     def is_floored(self) -> bool:
         """Whether its floor forbids some offered format."""
         return self.max_lossiness < lossiness_of(None)
+
+    @property
+    def num_dropped_tokens(self) -> int:
+        """Tokens whose KV eviction has dropped, in the group that lost most."""
+        return max(map(num_tokens, self.dropped))

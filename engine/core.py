@@ -70,7 +70,8 @@ class Runner(Protocol):
 class RequestDelta:
     """What one step did for one request; a copy, so that other threads may read it.
 
-    ``finish_reason`` comes with the last delta of a request and only then. ``error`` is for people.
+    ``num_evicted_tokens``: so far. ``finish_reason`` comes with the last delta of a request and only then. ``error`` is
+    for people.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class RequestDelta:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    num_evicted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -360,6 +362,7 @@ class EngineCore:
                     tuple(output.prompt_logprobs),
                     request.num_cached_tokens,
                     reason,
+                    num_evicted_tokens=request.num_evicted_tokens,
                 )
             )
         return deltas + self._unfit(ended)

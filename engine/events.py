@@ -109,11 +109,15 @@ class RecodesCancelled(Event):
 
 @dataclass(frozen=True)
 class TokensEvicted(Event):
-    """Window eviction dropped blocks of a running sequence."""
+    """Eviction dropped tokens of a running sequence that it had not dropped before, and as many blocks went.
+
+    ``by_attention``: they were chosen by attention mass, not by age.
+    """
 
     request_id: str
     num_tokens: int
     num_blocks: int
+    by_attention: bool = False
 
 
 @dataclass(frozen=True)

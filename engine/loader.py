@@ -27,7 +27,7 @@ from engine.models.weights import allocate, destinations
 
 @dataclass
 class LoadedModel:
-    """A model ready to run. ``groups``: layers by attention window, in order of their first layer."""
+    """A model ready to run. ``groups``: layers by attention window and protection, in order of their first layer."""
 
     folder: Path
     config: ModelConfig
@@ -40,15 +40,19 @@ class LoadedModel:
         return self.folder.resolve().name
 
 
-def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0) -> LoadedModel:
     """Read a model folder onto a device (``cpu``, ``cuda``, ``cuda:1``) in a dtype (``auto``: as the file says).
 
+    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``.
+
     Raises EngineError: no such folder or file, an architecture or rope type that is not supported, a truncated file,
-    tensors missing, unknown or of the wrong shape, an unavailable device.
+    tensors missing, unknown or of the wrong shape, an unavailable device, more layers to protect than there are.
     """
     path = Path(folder)
     raw = read_config(path)
     config = parse_config(raw)
+    if not 0 <= protect_layers <= config.num_layers:
+        raise EngineError(f"--protect-layers {protect_layers}: this model has {config.num_layers} layers")
     target = _device(device)
     try:
         torch_dtype = resolve_dtype(dtype, config.dtype)
@@ -63,7 +67,7 @@ def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> 
     wanted = {name: (tensor, shape) for name, tensor, shape in destinations(config, weights)}
     _fill(path, wanted, tied=config.tie_word_embeddings)
     eos = _generation_eos(path) or config.eos_token_ids
-    groups = layer_groups(config, torch_dtype.itemsize)
+    groups = layer_groups(config, torch_dtype.itemsize, protect_layers)
     return LoadedModel(path, config, Decoder(config, weights), groups, eos)
 
 

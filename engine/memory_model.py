@@ -9,10 +9,10 @@ their native bytes per token, and a token that fits one group fits them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.formats import NATIVE, OFFSET_UNIT, BlockClass, KVFormat, KVShape, class_for
+from engine.formats import NATIVE, OFFSET_UNIT, BlockClass, KVFormat, KVShape, class_for, lossiness_of
 
 SLAB_TOKENS = (1024, 512, 256)  # native tokens per slab, the first that makes enough slabs is taken
 ENOUGH_SLABS = 32
@@ -25,19 +25,31 @@ class GroupSpec:
     """A layer group: model layers of equal KV shape and attention window, in one arena.
 
     ``layers``: indices in the model, in the order of the group's layer axis. ``window``: the model's own sliding
-    window in tokens, counting the current one; None for full attention.
+    window in tokens, counting the current one; None for full attention. ``lossiest``: the lossiest format that its KV
+    may take (``native`` protects it); None for any.
     """
 
     name: str
     layers: tuple[int, ...]
     shape: KVShape
     window: int | None = None
+    lossiest: str | None = None
 
     def __post_init__(self) -> None:
+        lossiness_of(self.lossiest)  # raises for an unknown name
         if len(self.layers) != self.shape.num_layers:
             raise ValueError(f"group {self.name}: {len(self.layers)} layers but a shape of {self.shape.num_layers}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"group {self.name}: a window counts the current token, so it is >= 1, got {self.window}")
+
+    def format_under(self, kv_format: str) -> str:
+        """The format that this group's KV takes where ``kv_format`` is asked for."""
+        return kv_format if lossiness_of(kv_format) <= lossiness_of(self.lossiest) else str(self.lossiest)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it never takes some format."""
+        return lossiness_of(self.lossiest) < lossiness_of(None)
 
 
 @dataclass(frozen=True)
@@ -115,15 +127,24 @@ def host_layout(layout: PoolLayout, host_pool_bytes: int) -> PoolLayout:
 def pool_capacity(
     groups: Sequence[GroupSpec], pool_bytes: int, kv_format: str, block_size: int, *, reserve_slabs: int = 1
 ) -> int:
-    """Tokens that a pool holds when everything is in one class and ``reserve_slabs`` stay free."""
+    """Tokens that a pool holds when all is in one class, as far as its group allows; ``reserve_slabs`` stay free."""
     layout = pool_layout(groups, pool_bytes)
-    block_class = class_for(kv_format, block_size)
-    per_slab = min(blocks_per_slab(group.shape, block_class, layout.slab_tokens) for group in groups)
-    return max(0, layout.num_slabs - reserve_slabs) * per_slab * block_class.block_size
+    per_slab = min(
+        blocks_per_slab(group.shape, block_class, layout.slab_tokens) * block_class.block_size
+        for group, block_class in _classes(groups, kv_format, block_size)
+    )
+    return max(0, layout.num_slabs - reserve_slabs) * per_slab
 
 
 def sequence_bytes(groups: Sequence[GroupSpec], num_tokens: int, kv_format: str, block_size: int) -> int:
     """Bytes of the blocks that one sequence of ``num_tokens`` takes in one class, half-empty last block included."""
-    block_class = class_for(kv_format, block_size)
-    blocks = -(-num_tokens // block_class.block_size)
-    return sum(blocks * block_bytes(group.shape, block_class) for group in groups)
+    return sum(
+        -(-num_tokens // block_class.block_size) * block_bytes(group.shape, block_class)
+        for group, block_class in _classes(groups, kv_format, block_size)
+    )
+
+
+def _classes(groups: Sequence[GroupSpec], kv_format: str, block_size: int) -> Iterator[tuple[GroupSpec, BlockClass]]:
+    """The class that blocks of each group take."""
+    for group in groups:
+        yield group, class_for(group.format_under(kv_format), block_size)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention import BatchBuilder, BlockTables, StepInputs
+from engine.attention_collector import AttentionCollector
 from engine.loader import LoadedModel
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
@@ -37,6 +38,22 @@ class KernelOps(Protocol):
         scale: float,
         window: int = 0,
         out: Tensor,
+        mass: Tensor | None = None,
+    ) -> object: ...
+
+    def attention_mass(
+        self,
+        query: Tensor,
+        arena: Tensor,
+        shape: KVShape,
+        layer: int,
+        table: TableView,
+        query_starts: Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        last: int,
+        mass: Tensor,
     ) -> object: ...
 
     def prefill_attention(
@@ -131,6 +148,9 @@ class ModelRunner:
         self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written, inputs.host_bytes_read, waited)
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
         self._read_out(inputs, hidden, outputs)
+        observed = attention.collector.results() if attention.collector is not None else {}
+        for output in outputs.values():
+            output.mass = observed.get(output.request)
         return [outputs[id(sequence)] for sequence in plan.sequences]
 
     def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
@@ -187,6 +207,7 @@ class _PagedAttention:
         self._groups = runner.loaded.groups
         self._place = runner._place  # noqa: SLF001
         self._scale = float(runner.loaded.config.head_dim) ** -0.5
+        self.collector = AttentionCollector.of(inputs, self._groups, self._ops, self._scale)
         self._streamer = runner._streamer  # noqa: SLF001
         for number, group in enumerate(inputs.groups):
             if group.streamed is not None and self._streamer is not None:
@@ -200,10 +221,22 @@ class _PagedAttention:
         if inputs.streamed is not None and self._streamer is not None:
             self._streamer.layer(number, index)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        collector = self.collector
         if inputs.decode is not None:
+            mass = collector.decode_mass(number) if collector is not None else None
             self._ops.decode_attention(
-                query[:split], arena, shape, index, inputs.decode, scale=self._scale, window=window, out=out[:split]
+                query[:split],
+                arena,
+                shape,
+                index,
+                inputs.decode,
+                scale=self._scale,
+                window=window,
+                out=out[:split],
+                **({} if mass is None else {"mass": mass}),
             )
+            if collector is not None:
+                collector.add_decode(number, mass)
         if inputs.prefill is not None:
             self._ops.prefill_attention(
                 query[split:],
@@ -216,4 +249,6 @@ class _PagedAttention:
                 window=window,
                 out=out[split:],
             )
+            if collector is not None:
+                collector.add_prefill(number, arena, index, query[split:])
         return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.attention_mass import ObservedMass
 from engine.request import Request
 
 RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.layout.JOB_*
@@ -15,10 +16,10 @@ RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.la
 
 @dataclass(frozen=True)
 class Entry:
-    """One block of a sequence's block table as an executor sees it.
+    """One block of a sequence's block table, or a run of its tiles (ADR 6), as an executor sees it.
 
-    ``offset``: in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``: absolute position of
-    the block's first token, a multiple of its size. ``valid``: tokens of the block that belong to this sequence. Never
+    ``offset``: of its first tile, in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``:
+    absolute position of its first token, at a tile's start. ``valid``: tokens that belong to this sequence. Never
     compute position // block_size: consecutive entries may differ in size and format, and an evicted range is a gap.
     ``on_host``: the offset is one of the host's arena, and the block has to be streamed.
     """
@@ -32,12 +33,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``."""
+    """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``.
+
+    ``observed``: of how many of the last of them the attention is wanted, see ``SequenceOutput.mass``.
+    """
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
+    observed: int = 0
 
     @property
     def is_decode(self) -> bool:
@@ -85,10 +90,12 @@ class SequenceOutput:
     """What one scheduled sequence produced in a step.
 
     ``token_id`` is None for a prefill chunk that does not end the prompt. ``prompt_logprobs`` are for the prompt
-    tokens whose predecessor was computed in this step, in order (the first prompt token has none).
+    tokens whose predecessor was computed in this step, in order (the first prompt token has none). ``mass``: attention
+    of the observed queries; None where none were asked for, or from an executor that computes no attention.
     """
 
     request: Request
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    mass: ObservedMass | None = None

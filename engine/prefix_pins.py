@@ -190,7 +190,14 @@ class PrefixPins:
         self._next_id += 1
         tables = [BlockTable(self._versions.next()) for _ in self._pools]
         sequence = CacheSequence(
-            -pin_id, f"pin {pin_id}", max_lossiness, False, True, tables, frontier=[0] * len(self._pools)
+            -pin_id,
+            f"pin {pin_id}",
+            max_lossiness,
+            False,
+            True,
+            tables,
+            frontier=[0] * len(self._pools),
+            dropped=[0] * len(self._pools),
         )
         self._sequences[sequence.serial] = sequence
         for group, run in enumerate(match.runs):

@@ -8,7 +8,7 @@ from engine.scheduler import Scheduler
 from engine.stats import Gauges
 from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome
 from engine.tunables import TunableValue
-from kernels.layout import FORMATS, NATIVE
+from kernels.layout import FORMAT_BY_NAME, FORMATS, NATIVE
 
 
 def read_gauges(scheduler: Scheduler) -> Gauges:
@@ -35,9 +35,13 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
         converged_fraction=cache.converged_fraction(),
         held_below_format_bytes=usage.held_below_format_bytes,
         resident_tokens=usage.resident_tokens,
-        evicted_running_tokens=sum(request.num_evicted_tokens for request in scheduler.running),
+        evicted_running_tokens=usage.evicted_tokens,
+        evicted_held_bytes=usage.hidden_bytes,
         kv_bytes_per_token={
-            kv_format.name: sum(token_bytes(group.shape, kv_format) for group in cache.groups) for kv_format in FORMATS
+            kv_format.name: sum(
+                token_bytes(group.shape, FORMAT_BY_NAME[group.format_under(kv_format.name)]) for group in cache.groups
+            )
+            for kv_format in FORMATS
         },
     )
 

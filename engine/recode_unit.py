@@ -10,7 +10,8 @@ from engine.pool_block import Block
 
 @dataclass(frozen=True, eq=False)
 class RecodeUnit:
-    """Sources, adjacent and in order, and the targets that replace them, covering the same positions.
+    """Sources, adjacent and in order, and the targets that replace them: at the same positions, without those that
+    nobody keeps.
 
     ``marks``: of the holders of sources that still grow, serial, tokens computed and slots when this was planned.
     """

@@ -6,6 +6,11 @@ blocks of the current size. A *unit* is what converts as a whole: one block, spl
 fill a larger aligned one. Where a sequence never fills it (shared prefix ends inside, evicted neighbours, another
 floor), the largest aligned size that it does fill is taken, or for a lone 16 native tokens, nothing.
 
+A block that its holders keep only in parts is *split* first, however young: into blocks of one tile, those that nobody
+keeps and no cached prefix names left out, which gives their memory back. Blocks of a sequence under eviction merge only
+where they fill a whole span of the current size. A dropped chunk never comes back, so what was split is not merged and
+split again.
+
 How: out of place. Sources stay readable until ``finish`` swaps the unit under all its holders and in the prefix cache.
 Slabs that are cheapest to empty come first, then longest waiting. When no slab is free for a target, or none for
 requests while slots lie scattered in other classes, the blocks of the least used slab are moved in with others of their
@@ -19,12 +24,17 @@ least recently used ones makes room for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 
 from engine.block_pool import BlockPool
+from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence, CacheSettings
+from engine.chunks import chunk_mask
 from engine.compaction import is_cramped, slab_to_empty
-from engine.formats import FORMATS, BlockClass
+from engine.formats import FORMATS, BlockClass, class_for, lossiness_of
+from engine.partial_blocks import kept_chunks, named_chunks, wants_split
 from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
@@ -46,8 +56,11 @@ class Recoder:
         settings: CacheSettings,
         *,
         recent_tokens: int,
+        lossiest: str | None = None,
     ) -> None:
+        """``lossiest``: the lossiest format that the group allows (None: any)."""
         self.group = group
+        self.max_lossiness = lossiness_of(lossiest)
         self.pool = pool
         self.prefix = prefix
         self.sequences = sequences
@@ -60,24 +73,50 @@ class Recoder:
     # -- what should be converted ---------------------------------------------------------------------------------
 
     def target_class(self, block: Block) -> BlockClass:
-        """The class that a block should have, whatever its neighbours allow."""
+        """The class that a block should have, whatever its neighbours and what is kept of it allow."""
         if self.num_floored and block.holders:
             floor = min(self.sequences[holder].max_lossiness for holder in block.holders)
-            return self._target_of(block.block_class, min(self.settings.lossiness, floor))
+            return self._target_of(block.block_class, min(self._lossiness, floor))
         target = self._targets.get(block.block_class)
         if target is None:
-            target = self._targets[block.block_class] = self._target_of(block.block_class, self.settings.lossiness)
+            target = self._targets[block.block_class] = self._target_of(block.block_class, self._lossiness)
         return target
 
     def _target_of(self, block_class: BlockClass, lossiness: int) -> BlockClass:
         kind = _BY_LOSSINESS[max(lossiness, block_class.lossiness)]
         return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
 
+    @property
+    def _lossiness(self) -> int:
+        return min(self.settings.lossiness, self.max_lossiness)
+
+    def tile_tokens(self, sequence: CacheSequence) -> int:
+        """Tokens of a tile of the format that a sequence's blocks are converted to."""
+        return _BY_LOSSINESS[min(self._lossiness, sequence.max_lossiness)].tile_tokens
+
+    def wants_split(self, block: Block) -> bool:
+        """See :func:`engine.partial_blocks.wants_split`."""
+        return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
+
+    def _tables(self, block: Block) -> list[BlockTable]:
+        return [self.sequences[holder].tables[self.group] for holder in block.holders]
+
+    def _needed(self, sources: Sequence[Block]) -> int:
+        """The chunks of blocks that anybody keeps or a cached prefix names."""
+        return reduce(or_, (kept_chunks(source, self._tables(source)) | named_chunks(source) for source in sources))
+
+    def _goal(self, block: Block) -> BlockClass:
+        """The class of what a block becomes next: split in its own format, or converted."""
+        if self.wants_split(block):
+            return BlockClass(block.block_class.kv_format, block.block_class.format.tile_tokens)
+        return self.target_class(block)
+
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
         if block.is_pinned or block.tier != DEVICE:
             return
-        if block.is_sealed and self.target_class(block) != block.block_class and self._is_old(block):
+        due = self.target_class(block) != block.block_class and self._is_old(block)
+        if block.is_sealed and (due or self.wants_split(block)):
             self.pool.mark_stale(block)
             self._stalled_at = None
         else:
@@ -85,7 +124,7 @@ class Recoder:
 
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""
-        span = self.settings.span_tokens
+        span = class_for(_BY_LOSSINESS[self._lossiness].name, self.settings.block_size).block_size
         limit = (sequence.committed - self.recent_tokens) // span * span
         frontier = sequence.frontier[self.group]
         if limit <= frontier:
@@ -110,6 +149,9 @@ class Recoder:
         for sequence in self.sequences.values():
             sequence.frontier[self.group] = 0
             self.advance(sequence)
+            if sequence.tables[self.group].hidden:
+                for block in sequence.tables[self.group].blocks:
+                    self.consider(block)
         for block in self.pool.idle:
             self.consider(block)
 
@@ -121,12 +163,14 @@ class Recoder:
 
     def unit_of(self, block: Block) -> tuple[list[Block], BlockClass] | None:
         """Sources of the unit that a block would convert in, and the class of its targets; None if it cannot now."""
-        target = self.target_class(block)
+        target = self._goal(block)
         if block.size >= target.block_size:
             return None if block.block_class == target else ([block], target)
         size = target.block_size
+        is_evicted = any(self.sequences[holder].is_evicted for holder in block.holders)
         while size > block.size:
-            for sources in self._spans(block, size):
+            merges = not is_evicted or size in (target.block_size, target.format.tile_tokens)
+            for sources in self._spans(block, size) if merges else ():
                 if self._fits_together(sources, target):
                     return sources, BlockClass(target.kv_format, size)
             if size == target.block_size and not self._is_span_past(block, size):
@@ -166,10 +210,14 @@ class Recoder:
         return found
 
     def _fits_together(self, sources: Sequence[Block], target: BlockClass) -> bool:
+        lets_go = sources[0].holders.keys() - sources[-1].holders.keys()
+        if any(self.sequences[holder].is_evicted for holder in lets_go):
+            return False  # it would keep a block for part of it again
         return self._is_nested(sources) and all(
             block.is_sealed
             and block.tier == DEVICE
             and not block.is_pinned
+            and not self.wants_split(block)
             and self.target_class(block).kv_format == target.kv_format
             and self._is_old(block)
             for block in sources
@@ -219,7 +267,7 @@ class Recoder:
             for block in list(self.pool.stale.get(slab, {}).values()):
                 if block.is_pinned or not block.is_stale:
                     continue
-                if blocked and self.target_class(block) in blocked:
+                if blocked and self._goal(block) in blocked:
                     continue
                 unit = self.unit_of(block)
                 if unit is None:
@@ -252,7 +300,7 @@ class Recoder:
         waiting: dict[BlockClass, int] = {}
         for blocks in self.pool.stale.values():
             for block in blocks.values():
-                target = self.target_class(block)
+                target = self._goal(block)
                 size = self.pool.arena.block_bytes(block.block_class)
                 waiting[target] = waiting.get(target, 0) + size
         return max(waiting, key=lambda target: (waiting[target], target), default=None)
@@ -273,7 +321,10 @@ class Recoder:
             source.in_recode = True
             self.pool.settle(source)
         targets: list[Block] = []
+        needed = self._needed(sources) if target.block_size < sources[-1].end - sources[0].first else -1
         for first in range(sources[0].first, sources[-1].end, target.block_size):
+            if not chunk_mask(first, first + target.block_size) & needed:
+                continue  # dropped by all
             block = self.pool.take(target, first, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
             if block is None:
                 self._release(targets)
@@ -361,6 +412,9 @@ class Recoder:
             return False
         if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
             return False
+        covered = sum(chunk_mask(target.first, target.end) for target in unit.targets)
+        if self._needed(unit.sources) & ~covered:
+            return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(
             lossiness <= max(source.block_class.lossiness, self.target_class(source).lossiness)
@@ -376,7 +430,8 @@ class Recoder:
             del source.holders[sequence.serial]
             index += 1
         stop = table.stops[index - 1]
-        targets = [target for target in unit.targets if target.first < stop]
+        kept = table.kept_in(unit.sources[0].first, stop)
+        targets = [target for target in unit.targets if chunk_mask(target.first, target.end) & kept]
         table.replace(start, index, targets, [min(target.end, stop) for target in targets], version)
         for target in targets:
             target.holders[sequence.serial] = None

@@ -77,7 +77,8 @@ class Request:
     num_cached_tokens: int = 0  # prefix hit at first admission
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
-    num_evicted_tokens: int = 0
+    num_evicted_tokens: int = 0  # in the layer group that lost most; each counts once, also after a preemption
+    evicted_chunks: list[int] = field(default_factory=list)  # per layer group, as masks of 16 tokens
     first_scheduled_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.cache_manager import CacheManager
@@ -261,7 +262,7 @@ class Scheduler:
             begin_ns = self._clock.now_ns()
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
             self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
-        plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
+        plan = StepPlan(step.ordered(self.cache), recodes, tuple(step.preempted))
         if not plan.is_empty and not self._is_silent:
             self._report(plan)
         return plan
@@ -572,7 +573,7 @@ class Scheduler:
                     counters.prompt_tokens += prompt
             if self._lost:
                 self._count_recomputed(sequence, output)
-            self.cache.commit(request, stop)
+            self.cache.commit(request, stop, output.mass if output is not None else None)
             reason = self._take_token(sequence, output)
             if reason is not None:
                 self._finish(request, reason)
@@ -672,9 +673,14 @@ class _Step:
         if sequence is not None:
             self.budget += sequence.num_tokens
 
-    def ordered(self) -> tuple[ScheduledSequence, ...]:
+    def ordered(self, cache: CacheManager) -> tuple[ScheduledSequence, ...]:
         """Decodes, then prefill chunks (a prompt's last token alone is one)."""
-        return tuple(sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode))
+        planned = sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode)
+        if cache.observes:
+            for index, part in enumerate(planned):
+                count = cache.observed_queries(part.request, part.start, part.start + part.num_tokens)
+                planned[index] = replace(part, observed=count)
+        return tuple(planned)
 
 
 def _remaining(request: Request) -> int:

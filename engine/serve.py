@@ -42,9 +42,10 @@ class EngineOptions:
 
     ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
     root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``threads``: processor threads of matrix products and attention. ``host_pool_bytes``: host
-    memory for KV, 0 for none; ``host_link_bytes_per_s``: rate of the emulated link to it, where the device is no GPU
-    (None: a twentieth of the memory's bandwidth). ``quality_table``: refuse formats that cost this model more than
+    go on after a signal. ``threads``: processor threads of matrix products and attention. ``protect_layers``: so many
+    first layers keep their KV native. ``host_pool_bytes``: host memory for KV, 0 for none; ``host_link_bytes_per_s``:
+    rate of the emulated link to it, where the device is no GPU (None: a twentieth of the memory's bandwidth).
+    ``quality_table``: refuse formats that cost this model more than
     ``quality_budget_pct`` of perplexity. ``record``: file that gets arrival, lengths and salted prefix hashes of every
     request, see :mod:`engine.recording`.
     """
@@ -64,6 +65,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_waiting: int = 256
     recent_tokens: int = 64
+    protect_layers: int = 0
     sinks: int = 16
     watermark: float = 0.01
     prefix_pin_share: float = DEFAULT_SHARE
@@ -136,6 +138,7 @@ def _check_numbers(options: EngineOptions) -> None:
     limits: tuple[tuple[str, float | None, int, float], ...] = (
         ("--threads", options.threads, 1, _MOST_THREADS),
         ("--max-waiting", options.max_waiting, 1, math.inf),
+        ("--protect-layers", options.protect_layers, 0, math.inf),
         ("--recode-budget", options.recode_budget_tokens, 0, math.inf),
         ("--host-link-bytes-per-s", options.host_link_bytes_per_s, 1, math.inf),
         ("--prefix-pin-share", options.prefix_pin_share, 0, 1),
@@ -257,6 +260,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--max-waiting", type=int, default=EngineOptions.max_waiting, help="queue bound; more get 429 (%(default)s)")
     add("--recent-tokens", type=int, default=EngineOptions.recent_tokens, help="always stored native (%(default)s)")
     add(
+        "--protect-layers",
+        type=int,
+        default=EngineOptions.protect_layers,
+        metavar="N",
+        help="keep the KV of the first N layers native whatever the kv_format (%(default)s)",
+    )
+    add(
         "--recode-budget",
         type=int,
         default=EngineOptions.recode_budget_tokens,
@@ -329,6 +339,7 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         max_model_len=arguments.max_model_len,
         max_waiting=arguments.max_waiting,
         recent_tokens=arguments.recent_tokens,
+        protect_layers=arguments.protect_layers,
         recode_budget_tokens=arguments.recode_budget,
         prefix_pin_share=arguments.prefix_pin_share,
         seed=arguments.seed,

@@ -103,6 +103,7 @@ class Counters:
     recoded_blocks: int = 0
     evicted_tokens: int = 0
     evicted_blocks: int = 0
+    evicted_by_attention_tokens: int = 0  # of evicted_tokens, those chosen by attention mass
     swapped_out: int = 0  # preempted requests that kept their KV
     swapped_in: int = 0  # those of them that went on with it
     swap_fallbacks: int = 0  # those of them that had to compute it again
@@ -155,6 +156,7 @@ class Gauges:
     held_below_format_bytes: int = 0  # stored lossier than the current kv_format asks for
     resident_tokens: int = 0  # computed by requests that run now; shared ones for each of them, evicted ones too
     evicted_running_tokens: int | None = None  # tokens seen by requests that run now, whose KV eviction has dropped
+    evicted_held_bytes: int | None = None  # dropped parts of blocks that are held for other parts, until they are split
     kv_bytes_per_token: dict[str, float] = field(default_factory=dict)  # by format, all groups, full blocks; {} unknown
     memory_rss_bytes: int | None = None
     device_memory_bytes: int | None = None

@@ -32,6 +32,8 @@ SETTINGS: Mapping[str, Mapping[str, TunableValue]] = {
     "int4": {"kv_format": "int4"},
     "window 512": {"eviction": "window", "keep_tokens": 512},
     "window 256": {"eviction": "window", "keep_tokens": 256},
+    "heavy_hitter 512": {"eviction": "heavy_hitter", "keep_tokens": 512},
+    "heavy_hitter 256": {"eviction": "heavy_hitter", "keep_tokens": 256},
 }
 
 

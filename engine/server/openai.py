@@ -35,6 +35,7 @@ def usage(answer: Answer) -> Json:
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "evicted_tokens": answer.evicted_tokens,
     }
 
 

@@ -50,6 +50,7 @@ class Answer:
         self.prompt_tokens = len(ask.request.prompt_ids)
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.evicted_tokens = 0
         self.finish_reason: str | None = None
 
     def feed_all(self, deltas: Iterable[RequestDelta]) -> Piece:
@@ -63,6 +64,7 @@ class Answer:
     def _feed(self, delta: RequestDelta) -> Piece:
         piece = Piece(prompt_logprobs=list(delta.prompt_logprobs), error=delta.error)
         self.cached_tokens = delta.num_cached_tokens or self.cached_tokens
+        self.evicted_tokens = delta.num_evicted_tokens or self.evicted_tokens
         self._feed_tokens(delta, piece)
         if piece.finish_reason is None and delta.finish_reason is not None:
             piece.finish_reason = delta.finish_reason.value

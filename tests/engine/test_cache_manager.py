@@ -125,8 +125,8 @@ def test_incremental_reading_equals_reading_everything() -> None:
     for step in range(230):
         if step % 23 == 5:
             world.apply(
-                kv_format=rng.choice(["native", "int8", "int4"]), block_size=rng.choice([16, 32, 64, 128]),
-                eviction=rng.choice(["none", "window"]), keep_tokens=128,
+                kv_format=rng.choice(["native", "int8", "int4"]), block_size=rng.choice([16, 32, 64, 256]),
+                eviction=rng.choice(["none", "window", "heavy_hitter"]), keep_tokens=128,
             )  # fmt: skip
         plan = world.scheduler.schedule()
         for sequence in plan.sequences:

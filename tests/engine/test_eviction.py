@@ -1,4 +1,4 @@
-"""Window eviction and the model's own window: which positions stay, exactly."""
+"""Window eviction and the model's own window: which positions stay, exactly, at every block size."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from cache_world import World, ids
 
 from engine.block_table import BlockTable
+from engine.chunks import runs_of
 from engine.events import TokensEvicted
 from engine.eviction import outside_window, window_eviction
 from engine.formats import BlockClass
 from engine.pool_block import Block
-from engine.request import Request
-
-
-def positions(world: World, request: Request, group: int = 0) -> set[int]:
-    return {first + i for _, _, first, valid in world.table(request, group) for i in range(valid)}
 
 
 def table_of(*sizes: int) -> BlockTable:
@@ -32,24 +28,27 @@ def table_of(*sizes: int) -> BlockTable:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "computed", "sinks", "keep", "expected"),
+    ("computed", "sinks", "keep", "unit", "expected"),
     [
-        ([16] * 20, 320, 16, 128, (1, 12)),  # 16 .. 192 goes
-        ([16] * 20, 319, 16, 128, (1, 11)),  # 176 .. 192 would cut into the last 128
-        ([16] * 20, 320, 0, 128, (0, 12)),
-        ([16] * 20, 320, 32, 128, (2, 12)),
-        ([16] * 8, 128, 16, 128, (1, 0)),  # nothing to drop
-        ([64] * 5, 320, 16, 128, (1, 3)),  # the block with the sinks stays whole
-        ([256, 256], 512, 16, 128, (1, 1)),
-        ([64, 64, 32, 32, 128], 320, 16, 128, (1, 4)),
-        ([16], 16, 16, 0, (1, 0)),
-        ([16, 16], 32, 0, 0, (0, 1)),  # the last block always stays
+        (320, 16, 128, 16, (16, 192)),
+        (319, 16, 128, 16, (16, 176)),  # 176 .. 192 would cut into the last 128
+        (320, 0, 128, 16, (0, 192)),
+        (320, 32, 128, 16, (32, 192)),
+        (143, 16, 128, 16, None),
+        (160, 16, 128, 16, (16, 32)),
+        (340, 16, 128, 32, (32, 192)),  # whole tiles: of the sinks' one half stays beside them
+        (16, 16, 0, 16, None),
+        (32, 0, 0, 16, (0, 16)),  # the last token always stays
+        (1, 0, 0, 16, None),
+        (2, 0, 1, 16, None),
+        (3, 16, 0, 32, None),
     ],
 )
-def test_whole_blocks_between_sinks_and_recent(
-    sizes: list[int], computed: int, sinks: int, keep: int, expected: tuple[int, int]
+def test_window_keeps_sinks_and_recent(
+    computed: int, sinks: int, keep: int, unit: int, expected: tuple[int, int] | None
 ) -> None:
-    assert window_eviction(table_of(*sizes), computed, sinks, keep) == expected
+    found = window_eviction(computed, sinks, keep, unit)
+    assert runs_of(found) == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize("window", [1, 8, 16, 17, 40])
@@ -65,27 +64,26 @@ def test_model_window_counts_the_current_token(window: int) -> None:
         assert stop < len(table.blocks)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
-def test_eviction_waits_for_the_whole_prompt(block_size: int) -> None:
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
+def test_eviction_waits_for_the_whole_prompt_and_counts_in_16s(block_size: int, sync: bool) -> None:
     values = {"eviction": "window", "keep_tokens": 128, "max_num_batched_tokens": 64, "block_size": block_size}
-    world = World(num_slabs=12, values=values)
+    world = World(num_slabs=12, values=values, sync=sync)
     request = world.add(ids(1, 500), max_tokens=100)
     while request.num_computed_tokens < 500:
         assert request.num_evicted_tokens == 0
         world.step()
         world.check()
-    assert request.num_evicted_tokens > 0
-    world.step()
-    computed = request.num_computed_tokens
-    first_kept = (computed - 128) // block_size * block_size
-    kept = positions(world, request)
-    assert set(range(first_kept, computed)) <= kept
-    assert set(range(16)) <= kept
-    assert kept - set(range(max(16, block_size))) <= set(range(first_kept, computed + 1))
-    assert request.num_evicted_tokens == first_kept - max(16, block_size)
-    world.run(check=True)
+    while world.scheduler.running:
+        computed = request.num_computed_tokens
+        first_kept = (computed - 128) // 16 * 16
+        assert world.positions(request) == {*range(16), *range(first_kept, computed)}
+        assert request.num_evicted_tokens == first_kept - 16
+        world.step()
+        world.check()
     assert len(request.output_ids) == 100
     assert world.counters.evicted_tokens == request.num_evicted_tokens
+    assert world.counters.evicted_by_attention_tokens == 0
     assert sum(event.num_tokens for event in world.events.of(TokensEvicted)) == request.num_evicted_tokens
 
 
@@ -116,7 +114,7 @@ def test_evicted_blocks_of_a_prompt_stay_cached_and_shared_ones_with_their_holde
     for _ in range(3):
         world.step()
     assert dropper.num_evicted_tokens > 0
-    assert positions(world, keeper) == set(range(keeper.num_computed_tokens))
+    assert world.positions(keeper) == set(range(keeper.num_computed_tokens))
     world.run(check=True)
     late = world.add([*base, 2], max_tokens=1)
     world.step()

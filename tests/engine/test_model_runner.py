@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from engine.models.random_model import write_random_model
 from engine.plan import Entry, RecodeBatch, ScheduledSequence, StepPlan
 from engine.request import Request, SamplingParams
 from kernels.layout import NATIVE, OFFSET_UNIT
+from kernels.reference.attention_mass import attention_mass
 from kernels.reference.decode_attention import decode_attention
 from kernels.reference.prefill_attention import prefill_attention
 from kernels.reference.recode import recode
@@ -38,7 +40,11 @@ CONFIG: dict[str, Any] = {
 }
 PROMPT = [random.Random(5).randrange(60) for _ in range(50)]
 REFERENCE = SimpleNamespace(
-    write_kv=write_kv, decode_attention=decode_attention, prefill_attention=prefill_attention, recode=recode
+    write_kv=write_kv,
+    decode_attention=decode_attention,
+    attention_mass=attention_mass,
+    prefill_attention=prefill_attention,
+    recode=recode,
 )
 
 
@@ -74,16 +80,16 @@ class HandMadeCache:
 
 
 class Harness:
-    """A runner and its cache; ``feed`` runs a step of (request, start, tokens)."""
+    """A runner and its cache; ``feed`` runs a step of (request, start, tokens[, samples, observed])."""
 
     def __init__(self, loaded: LoadedModel, block_size: int = 16, ops: Any = REFERENCE) -> None:
         self.cache = HandMadeCache(loaded, block_size)
         self.runner = ModelRunner(loaded, self.cache.arena_bytes, ops, rng=random.Random(0))
 
-    def feed(self, *parts: tuple[Request, int, int], samples: bool = True) -> list[Any]:
-        for request, start, num_tokens in parts:
+    def feed(self, *parts: Any, samples: bool = True) -> list[Any]:
+        for request, start, num_tokens, *_ in parts:
             self.cache.cover(request, start + num_tokens)
-        sequences = [ScheduledSequence(*part, samples=samples) for part in parts]
+        sequences = [ScheduledSequence(*(part if len(part) > 3 else (*part, samples))) for part in parts]
         return self.runner.execute(StepPlan(tuple(sequences)), self.cache)
 
 
@@ -206,6 +212,46 @@ def test_head_runs_only_on_rows_that_are_asked_for(loaded: LoadedModel, monkeypa
     assert rows == []
     harness.feed((make(), 0, 30), (make(), 0, 50))
     assert rows == [2]
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_attention_of_observed_queries(loaded: LoadedModel, block_size: int) -> None:
+    """Decodes and chunks in one step, some observed: per group the most that any head of any layer pays a chunk."""
+    harness = Harness(loaded, block_size)
+    one, two = make(), make([*PROMPT[7:40]])
+    silent, alone = make(PROMPT[3:30]), make(PROMPT[9:26])
+    harness.feed((one, 0, 40), (two, 0, 32), (alone, 0, 16), samples=False)
+    outputs = harness.feed(
+        (one, 40, 10, True, 6), (two, 32, 1, True, 1), (silent, 0, 27, True, 0), (alone, 16, 1, True, 0)
+    )
+    assert [output.mass is None for output in outputs] == [False, False, True, True]
+    for output, ids, count in ((outputs[0], PROMPT, 6), (outputs[1], two.prompt_ids, 1)):
+        assert output.mass.queries == count
+        for found, expected in zip(output.mass.groups, dense_mass(loaded, ids, count), strict=True):
+            assert found.dtype == np.float32
+            assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def dense_mass(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[Tensor]:
+    """Per group [chunks], of the last ``count`` queries."""
+    weights: dict[int, Tensor] = {}
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        steps = torch.arange(len(ids))
+        distance = steps[:, None] - steps[None]
+        hidden = (distance < 0) | (distance >= (loaded.config.windows[layer] or len(ids)))
+        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(2, 1)) * query.shape[-1] ** -0.5
+        weights[layer] = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights[layer], value.repeat_interleave(2, 1)).contiguous()
+
+    with torch.inference_mode():
+        loaded.model.hidden(torch.tensor(ids), torch.arange(len(ids)), len(ids), attend)
+    found = []
+    for group in loaded.groups:
+        stacked = torch.stack([weights[layer] for layer in group.layers])[:, :, -count:].mean(2)  # layers, heads, keys
+        padded = torch.nn.functional.pad(stacked, (0, -len(ids) % 16))
+        found.append(padded.unflatten(1, (2, 2)).mean(2).unflatten(-1, (-1, 16)).sum(-1).amax((0, 1)))
+    return found
 
 
 def test_work_is_counted_in_bytes_and_an_empty_plan_is_none(loaded: LoadedModel) -> None:

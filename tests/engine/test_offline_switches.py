@@ -158,6 +158,22 @@ def test_lossless_switches_at_every_step_change_no_bit(loaded: LoadedModel, knob
     assert knob != "block_size" or sizes >= set(BLOCK_SIZES), "the switches did nothing"
 
 
+@pytest.mark.parametrize("budget", [None, 32], ids=["at once", "bit by bit"])
+def test_block_size_switches_change_no_bit_under_eviction(loaded: LoadedModel, budget: int | None) -> None:
+    """What attention is reported, what it makes stay, and where that lies in its blocks."""
+    values = {"eviction": "heavy_hitter", "keep_tokens": 128}
+    sizes: set[int] = set()
+
+    def switch(engine: OfflineEngine, step: int) -> None:
+        sizes.update(size for _, size in classes(engine))
+        engine.apply(block_size=BLOCK_SIZES[step * 2 % 5])
+
+    engine = engine_of(loaded, budget=budget, **values)
+    assert_same_bits(record(engine, nothing), record(engine_of(loaded, budget=budget, **values), switch))
+    assert sizes >= set(BLOCK_SIZES)
+    assert engine.cache.counters.evicted_by_attention_tokens > 150
+
+
 @pytest.mark.parametrize("knob", LOSSLESS)
 def test_one_lossless_switch_at_any_step_changes_no_bit(loaded: LoadedModel, knob: str) -> None:
     """From the first chunk of the prompt to the last token, from the middle value to each of the others in turn."""
@@ -267,7 +283,7 @@ def test_every_request_gets_exactly_its_tokens_whatever_is_switched(loaded: Load
         engine.apply(
             kv_format=FORMATS[num_steps // 8 % 4].name,
             block_size=rng.choice(BLOCK_SIZES),
-            eviction=rng.choice(["none", "window"]),
+            eviction=rng.choice(["none", "window", "heavy_hitter"]),
             keep_tokens=128,
             max_num_batched_tokens=rng.choice([64, 512]),
             max_num_seqs=rng.choice([1, 4]),

@@ -28,7 +28,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(
         slabs=st.integers(3, 10),
-        windows=st.sampled_from([(None,), (None,), (None, 64), (40,)]),
+        windows=st.sampled_from([(None,), (None,), (None, 64), (40,), (200,), (None, None)]),
+        protects=st.booleans(),
+        reports=st.sampled_from([True, True, False]),
         recent=st.sampled_from([0, 32, 64]),
         sync=st.booleans(),
         budget=st.sampled_from([0, 64, 300]),
@@ -41,6 +43,8 @@ class CacheMachine(RuleBasedStateMachine):
         self,
         slabs: int,
         windows: tuple[int | None, ...],
+        protects: bool,
+        reports: bool,
         recent: int,
         sync: bool,
         budget: int,
@@ -52,6 +56,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.world = World(
             num_slabs=slabs,
             windows=windows,
+            lossiest=("native" if protects else None, *[None] * (len(windows) - 1)),
+            reports_attention=reports,
             recent_tokens=recent,
             sync=sync,
             recode_tokens=budget,
@@ -151,7 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.world.apply(block_size=block_size, kv_format="native")
         self.world.finished += self.world.scheduler.update(plan, outputs)
 
-    @rule(eviction=st.sampled_from(["none", "window"]), keep=st.sampled_from([128, 256]))
+    @rule(eviction=st.sampled_from(["none", "window", "heavy_hitter"]), keep=st.sampled_from([128, 256]))
     def switch_eviction(self, eviction: str, keep: int) -> None:
         self.world.apply(eviction=eviction, keep_tokens=keep)
 

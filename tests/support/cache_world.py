@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.attention_mass import ObservedMass
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.events import ListSink
+from engine.formats import lossiness_of
 from engine.memory_model import GroupSpec
-from engine.plan import RecodeBatch, SequenceOutput, StepPlan
+from engine.plan import RecodeBatch, ScheduledSequence, SequenceOutput, StepPlan
 from engine.pool_block import DEVICE
 from engine.request import CachePolicy, Request, RequestStatus, SamplingParams
 from engine.scheduler import Scheduler
@@ -128,6 +130,9 @@ class World:
 
     num_slabs: int = 8
     windows: tuple[int | None, ...] = (None,)
+    lossiest: tuple[str | None, ...] = ()
+    reports_attention: bool = True
+    shape: KVShape = SHAPE
     values: dict[str, Any] = field(default_factory=dict)
     recent_tokens: int = 32
     sinks: int = 16
@@ -148,10 +153,14 @@ class World:
         self.clock = ManualClock()
         self.events = ListSink()
         self.counters = Counters()
-        groups = [GroupSpec(f"g{i}", (i,), SHAPE, window) for i, window in enumerate(self.windows)]
+        limits = self.lossiest or (None,) * len(self.windows)
+        groups = [
+            GroupSpec(f"g{i}", tuple(range(self.shape.num_layers)), self.shape, window, limit)
+            for i, (window, limit) in enumerate(zip(self.windows, limits, strict=True))
+        ]
         self.cache = CacheManager(
             groups,
-            self.num_slabs * SLAB_BYTES * len(groups),
+            self.num_slabs * self.shape.block_bytes(NATIVE, 256) * len(groups),
             self.values,
             recent_tokens=self.recent_tokens,
             sinks=self.sinks,
@@ -175,12 +184,14 @@ class World:
             recode_tokens_per_step=self.recode_tokens,
             sync_recode=self.sync,
         )
-        self.arenas = [Bytes(self.cache.layout.arena_bytes(i), SHAPE) for i in range(len(groups))]
-        self.hosts = [Bytes(self.cache.group_host_bytes(i), SHAPE) for i in range(len(groups))]
+        self.arenas = [Bytes(self.cache.layout.arena_bytes(i), self.shape) for i in range(len(groups))]
+        self.hosts = [Bytes(self.cache.group_host_bytes(i), self.shape) for i in range(len(groups))]
         self.copier = LateCopier(self.arenas, self.hosts, self.lag, self.seed)
         self.random = random.Random(self.seed)
         self.finished: list[Request] = []
         self.created = 0
+        self.evictions: set[str] = set()
+        self.apply()
         self._hashes: dict[str, npt.NDArray[np.uint32]] = {}
 
     # -- driving --------------------------------------------------------------------------------------------------
@@ -199,6 +210,7 @@ class World:
 
     def apply(self, **changes: Any) -> None:
         self.values = {**self.values, **changes}
+        self.evictions.add(self.values["eviction"])
         self.scheduler.apply(self.values)
 
     def run_plan(self, plan: StepPlan) -> list[SequenceOutput]:
@@ -212,8 +224,20 @@ class World:
                 continue
             self.write(request, sequence.start, sequence.num_tokens)
             token = self.random.randrange(3) if sequence.samples else None
-            outputs.append(SequenceOutput(request, token))
+            outputs.append(SequenceOutput(request, token, mass=self.attention(sequence)))
         return outputs
+
+    def attention(self, sequence: ScheduledSequence) -> ObservedMass | None:
+        """Made up, but a function of request and position alone: the same whatever the block size."""
+        if not sequence.observed or not self.reports_attention:
+            return None
+        stop = sequence.start + sequence.num_tokens
+        rows = []
+        for group in range(len(self.arenas)):
+            seed = zlib.crc32(f"{sequence.request.request_id} {stop} {group}".encode())
+            row = np.random.default_rng(seed).random(-(-stop // 16)).astype(np.float32)
+            rows.append(row / row.sum())
+        return ObservedMass(sequence.observed, tuple(rows))
 
     def write(self, request: Request, start: int, num_tokens: int) -> None:
         """Write the KV of new tokens, computed over everything before them."""
@@ -266,7 +290,7 @@ class World:
             assert entry.valid > 0
             position = entry.first + entry.valid
             kind = FORMATS[entry.format_code]
-            assert kind.lossiness <= floor
+            assert kind.lossiness <= min(floor, lossiness_of(self.cache.groups[group].lossiest))
             last = min(position, computed)
             seen[entry.first : last] = True
             start = entry.first if window is None else max(entry.first, computed - window + 1)
@@ -282,12 +306,17 @@ class World:
         missing = set(np.flatnonzero(~seen).tolist())
         if window is not None:
             missing -= set(range(computed - window + 1))
-        keep = 128 if request.num_evicted_tokens else computed  # the least that any setting keeps
+        recent = total = 128  # the least that any setting keeps
+        if "heavy_hitter" in self.evictions:
+            recent = 64  # and then the window takes what the other kept beyond these
+            total = 64 if "window" in self.evictions or not self.reports_attention else 128
+        keep = recent if request.num_evicted_tokens else computed
         if not request.cache.allow_eviction:
             assert request.num_evicted_tokens == 0
             keep = computed
         allowed = set(range(self.sinks, max(self.sinks, computed - keep)))
         assert missing <= allowed, f"{request.request_id} lacks {sorted(missing - allowed)[:5]} of {computed}"
+        assert len(missing) <= max(0, computed - self.sinks - total)
         return worst
 
     def check(self) -> None:
@@ -316,6 +345,10 @@ class World:
             (FORMATS[entry.format_code].name, entry.offset, entry.first, entry.valid)
             for entry in self.cache.entries(request, group)
         ]
+
+    def positions(self, request: Request, group: int = 0) -> set[int]:
+        """What the next token would attend, besides itself."""
+        return {first + i for _, _, first, valid in self.table(request, group) for i in range(valid)}
 
     def sizes(self, request: Request, group: int = 0) -> list[tuple[str, int]]:
         """Class of every block."""

@@ -257,7 +257,7 @@ def run_rounds(serve: Serve, requests: int, concurrency: int, pool_tokens: int) 
             server,
             kv_format=["native", "int8", "native", "int4"][round_ % 4],
             block_size=[16, 64, 256, 32][round_ % 4],
-            eviction=["none", "window"][round_ % 2],
+            eviction=["none", "window", "heavy_hitter"][round_ % 3],
             keep_tokens=128,
         )
         ended = asyncio.run(storm(server, requests, concurrency, round_))

@@ -136,6 +136,7 @@ def test_the_documentation_names_exactly_what_is_served() -> None:
     stats.gauges.memory_rss_bytes = stats.gauges.device_memory_bytes = 1
     stats.gauges.memory_bandwidth_bytes_per_s = stats.gauges.host_link_bytes_per_s = 1.0
     stats.gauges.host_link_is_emulated = True
+    stats.gauges.evicted_running_tokens = stats.gauges.evicted_held_bytes = 0
     metrics.update(stats, Distributions())
     served = {}
     for family in text_string_to_metric_families(metrics.page().decode()):

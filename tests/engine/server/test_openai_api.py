@@ -346,6 +346,20 @@ def test_usage_modes_of_a_stream(http: httpx.Client) -> None:
     assert text_of(plain) == text_of(final) == text_of(running)
 
 
+@pytest.mark.parametrize("eviction", ["window", "heavy_hitter"])
+def test_usage_says_what_eviction_dropped(serve: Serve, eviction: str) -> None:
+    """This runner reports no attention, so heavy_hitter keeps the most recent tokens too."""
+    server = serve(eviction=eviction, keep_tokens=128)
+    with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http:
+        body = {"prompt": "x" * 300, "max_tokens": 40, "ignore_eos": True}
+        usage = http.post(PATH, json=body).json()["usage"]
+        assert usage["evicted_tokens"] == (300 + 39 - 128) // 16 * 16 - 16
+        spared = http.post(PATH, json={**body, "allow_eviction": False}).json()["usage"]
+        assert spared["evicted_tokens"] == 0
+        page = http.get("/metrics").text
+        assert f"autotune_engine_evicted_tokens_total {float(usage['evicted_tokens'])}" in page
+
+
 def test_returned_token_ids(http: httpx.Client) -> None:
     body = {"prompt": "abc", "max_tokens": 4, "return_token_ids": True}
     choice = http.post(PATH, json=body).json()["choices"][0]

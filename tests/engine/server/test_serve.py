@@ -48,7 +48,8 @@ def test_sizes_are_shown_in_binary_units() -> None:
 def test_command_line_becomes_options(tmp_path: Path) -> None:
     line = ["--model", str(tmp_path), "--port", "0", "--kv-pool-bytes", "64M"]
     line += ["--set", "kv_format=int8", "--control-uid", "7"]
-    options = options_from(parser().parse_args(line))
+    options = options_from(parser().parse_args([*line, "--protect-layers", "2"]))
+    assert options.protect_layers == 2
     assert options.kv_pool_bytes == 64 << 20
     assert options.initial_values()["kv_format"] == "int8"
     assert options.control_uids == (7,)
