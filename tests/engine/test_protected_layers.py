@@ -152,7 +152,7 @@ def test_a_limit_other_than_native_is_kept_too_and_audited() -> None:
     follow = world.add([*ids(1, 300), 5], max_tokens=2)
     world.run(check=True)
     assert follow.num_cached_tokens == 288  # what is lossier than the protected group's limit is no obstacle
-    sequence = world.cache._pools[1]
+    pool = world.cache._pools[1]
     spec = GroupSpec("g1", (0,), SHAPE, lossiest="int8")
     with pytest.raises(IntegrityError, match="of g1 is"):
         check_group(1, spec, pool, [], world.cache._prefix, [], set())
