@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.attention_mass import ObservedMass
 from engine.clock import Clock
 from engine.core import Runner, StepWork
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RecordedStep:
     """One call of a runner. ``decision``: digest of everything that was decided for it. ``tokens``: what it sampled, in
-    the order of the plan. Work as in :class:`engine.core.StepWork`.
+    the order of the plan, and ``masses``: the attention that eviction asked for. Work as in
+    :class:`engine.core.StepWork`.
     """
 
     decision: str
@@ -30,6 +32,7 @@ class RecordedStep:
     tokens: tuple[int | None, ...] = ()
     kv_bytes_read: int = 0
     kv_bytes_written: int = 0
+    masses: tuple[ObservedMass | None, ...] = ()
 
 
 def recode_decision(batches: Sequence[RecodeBatch]) -> str:
@@ -76,7 +79,10 @@ class RecordingRunner:
         outputs = self._runner.execute(plan, cache)
         duration_ns, work = self._clock.now_ns() - begin_ns, self._runner.last_work
         tokens = tuple(output.token_id for output in outputs)
-        self.steps.append(RecordedStep(decision, duration_ns, tokens, work.kv_bytes_read, work.kv_bytes_written))
+        masses = tuple(output.mass for output in outputs)
+        self.steps.append(
+            RecordedStep(decision, duration_ns, tokens, work.kv_bytes_read, work.kv_bytes_written, masses)
+        )
         return outputs
 
 
@@ -105,8 +111,10 @@ class PlaybackRunner:
         self.kv_bytes_read, self.kv_bytes_written = step.kv_bytes_read, step.kv_bytes_written
         # Where decisions differ there may be fewer tokens than sequences: those without count as not run.
         tokens = [*step.tokens, *[None] * len(plan.sequences)]
+        masses = [*step.masses, *[None] * len(plan.sequences)]
         return [
-            SequenceOutput(sequence.request, token) for sequence, token in zip(plan.sequences, tokens, strict=False)
+            SequenceOutput(sequence.request, token, mass=mass)
+            for sequence, token, mass in zip(plan.sequences, tokens, masses, strict=False)
         ]
 
     def _take(self, decision: str) -> RecordedStep:
