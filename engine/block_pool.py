@@ -257,8 +257,10 @@ class BlockPool:
 
     def take_place(self, block: Block, old: Block) -> None:
         """A block has the names of its counterpart in the other tier now, and is as old and valuable as that was."""
-        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
-        block.filled, block.last_used = old.filled, old.last_used
+        pool = self._pool_of(block)
+        pool._not_idle(block)  # noqa: SLF001 - of the same class
+        pool.fill(block, old.filled)
+        block.last_used = old.last_used
         block.priority, block.floor = old.priority, old.floor
         self.lives.converted(block, (old,))
 
