@@ -79,6 +79,14 @@ def attention_warps(shape: KVShape) -> int:
     return min(8, max(4, half_lanes(shape.head_dim) * shape.element_bytes // 32))
 
 
+def architecture_of(device: torch.device) -> int:
+    """Compute capability as in sm_90; 0 where there is none (under the interpreter)."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
 

@@ -33,17 +33,24 @@ if not INTERPRETED:
         assert " passed" in done.stdout
 
 else:
-    from kernels import ops
+    from dataclasses import fields, replace
+
+    from kernels import ops, reference
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
     from kernels.triton import cases, checks
     from kernels.triton import copy_bytes as copying
     from kernels.triton.attention_mass import attention_mass
     from kernels.triton.cases import Geometry
-    from kernels.triton.decode_attention import decode_attention
+    from kernels.triton.decode_attention import (
+        DecodeScratch,
+        decode_attention,
+        decode_attention_launcher,
+        most_pieces,
+    )
 
     CPU = torch.device("cpu")
-    F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+    F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
     # Pairwise: every dtype with every kind of head size, grouping and window at least once.
     ATTENTION = [
@@ -146,6 +153,55 @@ else:
         decode_attention(query[:1].contiguous(), cache.arena, cache.shape, 0, cache.table([39]), scale=0.125, out=alone)
         assert torch.equal(out[0], alone[0])
         assert alone.isfinite().all()
+
+    def test_one_scratch_serves_batches_in_turn_and_any_number_of_programs() -> None:
+        """As a recorded CUDA graph would: the same tensors and grid for every batch, whatever they held before."""
+        generator = torch.Generator().manual_seed(12)
+        geometry = Geometry(BF16, 64, kv_heads=2, group=2)
+        query = torch.randn((4, 4, 64), generator=generator).to(BF16)
+        scratch = DecodeScratch.allocate(query, 2, most_pieces(4, 600), mass=True)
+        poison(scratch)
+        lengths = [(600, 1, 300, 0), (0, 0, 0, 5), (0, 0, 0, 0), (256, 257, 255, 512)]
+        for tokens, programs, window in zip(lengths, (3, 64, 2, 7), (0, 0, 0, 100), strict=True):
+            sequences = [cases.mixed_segments(max(count, 1), FORMATS[: 1 + programs % 4], (64, 32)) for count in tokens]
+            cache, _ = cases.random_cache(geometry, sequences, generator, CPU)
+            table = cache.table([count - 1 if count else 5000 for count in tokens])
+            table.num_entries[torch.tensor(tokens) == 0] = 0
+            out, mass = checks.poisoned((4, 4, 64), BF16, CPU), checks.poisoned((4, 2, 40), F32, CPU)
+            decode_attention_launcher(
+                query, cache.arena, cache.shape, 1, table,
+                scale=0.125, window=window, out=out, scratch=scratch, programs=programs, mass=mass,
+            )  # fmt: skip
+            want, want_mass = torch.empty(query.shape, dtype=F64), torch.empty(mass.shape, dtype=F64)
+            reference.decode_attention(
+                query, cache.arena, cache.shape, 1, table,
+                scale=0.125, window=window, out=want, mass=want_mass, dtype=F64,
+            )  # fmt: skip
+            checks.compare(f"lengths {tokens}", out, want, BF16)
+            checks.compare_mass(f"lengths {tokens}", mass, want_mass, BF16)
+
+    def poison(scratch: DecodeScratch) -> None:
+        tensors = [getattr(part, field.name) for part in (scratch, scratch.mass) for field in fields(part)]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(torch.nan if tensor.is_floating_point() else (1 << 31) - 1)
+
+    def test_scratch_too_small_leaves_pieces_out_and_writes_nowhere_else() -> None:
+        generator = torch.Generator().manual_seed(13)
+        geometry = Geometry(F32, 64, kv_heads=1, layers=1)
+        cache, _ = cases.random_cache(geometry, [cases.mixed_segments(600, (NATIVE,), (64,))] * 2, generator, CPU)
+        query = torch.randn((2, 2, 64), generator=generator)
+        whole = DecodeScratch.allocate(query, 1, 6)
+        guard = 77
+        whole.items.fill_(guard)
+        short = replace(whole, items=whole.items[:4])
+        out = checks.poisoned((2, 2, 64), F32, CPU)
+        decode_attention_launcher(
+            query, cache.arena, cache.shape, 0, cache.table([599, 599]),
+            scale=0.1, window=0, out=out, scratch=short, programs=3,
+        )  # fmt: skip
+        assert whole.items.tolist() == [0, 0, 0, 1, guard, guard]
+        assert short.starts.tolist() == [0, 3, 4]
 
     def test_dispatch_reaches_these_kernels() -> None:
         generator = torch.Generator().manual_seed(9)
