@@ -2,7 +2,7 @@
 """Compile every kernel for real GPUs without one: registers, spills, shared memory, blocks per multiprocessor.
 
 ``python -m kernels.aot`` prints a table and, last, one JSON line; exit code 1 if a kernel does not compile, spills, or
-leaves a multiprocessor with fewer than two blocks, unless :data:`ACCEPTED` says why it may be so.
+leaves a multiprocessor with fewer than two blocks, unless the report says why that is accepted.
 
 The constants and alignments are those of the launchers for typical models; what a card does with the result is not
 measured here.
@@ -45,8 +45,9 @@ ARCHITECTURES = (80, 89, 90, 100)
 # Of a multiprocessor: warps, blocks, bytes of shared memory. All have 65,536 registers (CUDA's programming guide).
 _LIMITS = {80: (64, 32, 164 << 10), 89: (48, 24, 100 << 10), 90: (64, 32, 228 << 10), 100: (64, 32, 228 << 10)}
 _REGISTERS = 65536
-# Why attention in float32 beyond head_dim 64 may spill (at 256) or leave one block: it costs speed only.
-ACCEPTED = "float32 products take three tf32 ones, whose operands fill the registers; on a GPU it is for comparisons"
+# Why attention may leave one block, and in float32 spill: it costs speed only.
+_FLOAT32 = "float32 products take three tf32 ones, whose operands fill the registers; on a GPU it is for comparisons"
+_EIGHT_WARPS = "one block of 8 warps hides as much latency as two of 4"
 _POINTERS = {
     "arena": "*u8", "entries": "*i32", "num_entries": "*i32", "query_first": "*i32", "query_starts": "*i32",
     "slots": "*i32", "jobs": "*i32", "starts": "*i64", "piece_starts": "*i32", "items": "*i32", "seen": "*i32",
@@ -84,7 +85,7 @@ class Variant:
 class Report:
     """What ptxas made of a variant. ``spill_bytes`` counts stores and loads; ``stack_bytes`` is per thread.
 
-    ``blocks``: how many fit on a multiprocessor at once; ``accepted``: see :data:`ACCEPTED`.
+    ``blocks``: how many fit on a multiprocessor at once; ``accepted``: why it may spill or be one.
     """
 
     kernel: str
@@ -114,7 +115,7 @@ def variants(
     storage = storage_constants(shape, dtype)
     split, merge, prefill, mass = decode_split, decode_merge, prefill_attention, attention_mass
     plain, attention, decode = _options(4), _options(attention_warps(shape)), split.split_options(shape)
-    shares, chunk = _options(mass.shares_warps(shape)), _options(prefill.prefill_warps(shape, architecture))
+    shares, chunk = mass.shares_options(shape), _options(prefill.prefill_warps(shape, architecture))
     # What a launcher passes as None is a constant to the compiler.
     no_shares: dict[str, Any] = dict.fromkeys(("window_peak", "chunk_sum", "seen"))
     no_heads: dict[str, Any] = dict.fromkeys(("head_peak", "head_total"))
@@ -168,7 +169,11 @@ def compile_variant(variant: Variant, architecture: int) -> Report:
     registers, spills, stack = _assemble(compiled.asm["ptx"], architecture)
     shared, dtype = compiled.metadata.shared, _dtype_name(variant.dtype)
     blocks = blocks_per_multiprocessor(architecture, registers, variant.options["num_warps"], shared)
-    why = ACCEPTED if dtype == "float32" and variant.head_dim > 64 and (spills > 0 or blocks < 2) else ""
+    why = ""
+    if variant.dtype == torch.float32 and variant.head_dim > 64 and (spills or blocks < 2):
+        why = _FLOAT32
+    elif variant.options["num_warps"] == 8 and blocks == 1 and not spills:
+        why = _EIGHT_WARPS
     return Report(
         variant.kernel, dtype, variant.head_dim, variant.group, architecture, registers, spills, stack, shared,
         variant.options["num_warps"], blocks, why,

@@ -25,6 +25,7 @@ from kernels.triton.tiles import (
     adjacent_channels,
     adjacent_entries,
     attention_warps,
+    bounded_options,
     load_entry,
     next_window,
     seek_entry,
@@ -186,9 +187,9 @@ def shares_constants(shape: KVShape, group: int) -> dict[str, Any]:
     return {**totals_constants(shape, group), "SPLIT": _SPLIT_TOKENS}
 
 
-def shares_warps(shape: KVShape) -> int:
-    """Warps of a program of the second pass: with 4 at head_dim 128, Triton 3.6.0 spilled a few bytes on sm_90."""
-    return 8 if shape.head_dim > 64 else attention_warps(shape)
+def shares_options(shape: KVShape) -> dict[str, int]:
+    """Launch options of the second pass; the bound on registers is that of 3 blocks, see `bounded_options`."""
+    return bounded_options(shape, 168)
 
 
 def attention_mass_launcher(
@@ -222,7 +223,7 @@ def attention_mass_launcher(
     )
     _mass_shares_kernel[(programs, triton.cdiv(chunks * CHUNK_TOKENS, _SPLIT_TOKENS))](
         *stored, mass, *numbers, chunks, *strides,
-        **shares_constants(shape, group), num_warps=shares_warps(shape), num_stages=1,
+        **shares_constants(shape, group), **shares_options(shape),
     )  # fmt: skip
 
 

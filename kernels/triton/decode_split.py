@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.layout import KVShape
 from kernels.triton.decode_plan import SPLIT_TOKENS, reach
-from kernels.triton.tiles import HALF_WINDOW, WINDOW, attention_warps, half_lanes, load_entry, next_window, seek_entry
+from kernels.triton.tiles import HALF_WINDOW, WINDOW, bounded_options, half_lanes, load_entry, next_window, seek_entry
 from kernels.triton.window import attend_window
 
 
@@ -102,12 +102,5 @@ def split_constants(shape: KVShape, group: int, *, mass: bool = False) -> dict[s
 
 
 def split_options(shape: KVShape) -> dict[str, int]:
-    """Launch options. The bound on registers is that of 4 blocks per multiprocessor (3 from head_dim 96, 2 from 256).
-
-    Left to itself, ptxas aims at one block more and spills a few bytes for it at head_dim 64 (Triton 3.6.0 and 3.7.1).
-    """
-    warps = attention_warps(shape)
-    options = {"num_warps": warps, "num_stages": 1}
-    if shape.element_bytes == 2:
-        options["maxnreg"] = 128 if warps > 4 or shape.head_dim <= 64 else 168
-    return options
+    """Launch options; bounds on registers are those of 4 blocks per multiprocessor to head_dim 64, of 3 beyond."""
+    return bounded_options(shape, 128 if shape.head_dim <= 64 else 168)
