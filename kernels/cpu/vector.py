@@ -49,6 +49,11 @@ def store_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any, v
     builder.store(value, at, align=4)
 
 
+def variable(builder: Any, value: Any) -> Any:
+    """A place that holds ``value``; LLVM turns it into a register."""
+    return cgutils.alloca_once_value(builder, value)  # type: ignore[no-untyped-call]
+
+
 def splat(builder: Any, value: Any) -> Any:
     """A scalar in all lanes."""
     vector = ir.VectorType(value.type, LANES)
@@ -101,7 +106,7 @@ def dot_products(heads: int, keys: int) -> Any:
             kinds = signature.args
             query, q, head_dim, rows, start, first, last, scores, at, stride = arguments
             zero = ir.Constant(FLOATS, [0.0] * LANES)
-            sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(keys)] for _ in range(heads)]
+            sums = [[variable(builder, zero) for _ in range(keys)] for _ in range(heads)]
             places = []
             for t in range(keys):
                 row = builder.add(first, ir.Constant(first.type, t))
@@ -155,7 +160,7 @@ def weighted_rows(heads: int, vectors: int) -> Any:
 
             parts = [
                 [
-                    cgutils.alloca_once_value(builder, load_lanes(context, builder, kinds[8], sums, place(g, vector)))
+                    variable(builder, load_lanes(context, builder, kinds[8], sums, place(g, vector)))
                     for vector in range(vectors)
                 ]
                 for g in range(heads)

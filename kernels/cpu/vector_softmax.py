@@ -12,7 +12,7 @@ from numba.core import cgutils
 
 from kernels.cpu.compile import lowlevel
 from kernels.cpu.lowlevel import EXP_TERMS, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
-from kernels.cpu.vector import FLOATS, LANES, WORD, WORDS, load_lanes, shuffle, splat, store_lanes
+from kernels.cpu.vector import FLOATS, LANES, WORD, WORDS, load_lanes, shuffle, splat, store_lanes, variable
 
 
 def _masked(context: Any, builder: Any, kind: Any, scores: Any, at: Any, span: tuple[Any, Any, Any], off: Any) -> Any:
@@ -42,7 +42,7 @@ def _exp_nonpositive(builder: Any, x: Any) -> Any:
     """As :func:`kernels.cpu.lowlevel.exp_nonpositive`, on 8 lanes."""
     module = builder.module
 
-    def all_lanes(value: float) -> Any:
+    def all_lanes(value: Any) -> Any:
         return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
     def call(name: str, *arguments: Any) -> Any:
@@ -74,7 +74,7 @@ def largest_score(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, at, tokens, begin, end = arguments
-        best = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [float("-inf")] * LANES))
+        best = variable(builder, ir.Constant(FLOATS, [float("-inf")] * LANES))
         step = ir.Constant(tokens.type, LANES)
         with cgutils.for_range_slice(builder, ir.Constant(tokens.type, 0), tokens, step) as (t, _):
             _, value = _masked(context, builder, signature.args[0], scores, at, (t, begin, end), float("-inf"))
@@ -93,7 +93,7 @@ def weigh_scores(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, at, tokens, begin, end, peak = arguments
-        total = cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [0.0] * LANES))
+        total = variable(builder, ir.Constant(FLOATS, [0.0] * LANES))
         peaks = splat(builder, peak)
         step = ir.Constant(tokens.type, LANES)
         with cgutils.for_range_slice(builder, ir.Constant(tokens.type, 0), tokens, step) as (t, _):
