@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.compile import fast, inlined
-from kernels.cpu.lowlevel import exp_nonpositive, load
+from kernels.cpu.lowlevel import exp_nonpositive, load, prefetch
 from kernels.cpu.tiles import BITS_K, BITS_V, K_CODES, K_SCALE, K_ZERO, TILE_TOKENS, V_CODES, V_SCALE, V_ZERO, unpack
 from kernels.cpu.vector import dot_products, weighted_rows
 from kernels.cpu.vector_softmax import largest_score, weigh_scores
 from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
 
+_KEYS = 4  # per step of a tile's products
+_CACHE_LINE = 64
 # Products and sums for 4, 2 or 1 query heads at a time: keys are converted once for all of them.
 _dot_4, _dot_2, _dot_1 = dot_products(4, 2), dot_products(2, 4), dot_products(1, 4)
 _add_4, _add_2, _add_1 = weighted_rows(4, 2), weighted_rows(2, 4), weighted_rows(1, 4)
@@ -20,26 +22,34 @@ _add_rest = weighted_rows(1, 1)
 
 
 @fast
-def _scores(query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, scores: Any) -> None:
+def _scores(
+    query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, codes: Any, ahead: Any, scores: Any
+) -> None:
     """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``.
 
-    Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read.
+    Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read. On the way, the bytes
+    ``ahead`` (first, past the last) of ``codes`` are asked for, a few at a time: more at once would make loads wait.
     """
-    last, g = valid - 1, 0
-    while g < group:
-        q, at = g * head_dim, g * QUANT_TILE_TOKENS
-        if group - g >= 4:
-            for first in range(0, valid, 2):
-                _dot_4(query, q, head_dim, keys, start, first, last, scores, at + first, QUANT_TILE_TOKENS)
-            g += 4
-        elif group - g >= 2:
-            for first in range(0, valid, 4):
-                _dot_2(query, q, head_dim, keys, start, first, last, scores, at + first, QUANT_TILE_TOKENS)
-            g += 2
-        else:
-            for first in range(0, valid, 4):
-                _dot_1(query, q, head_dim, keys, start, first, last, scores, at + first, QUANT_TILE_TOKENS)
-            g += 1
+    last, line = valid - 1, ahead[0]
+    part = (ahead[1] - ahead[0]) * _KEYS // valid
+    for first in range(0, valid, _KEYS):
+        stop = min(line + part, ahead[1])
+        while line < stop:
+            prefetch(codes, line)
+            line += _CACHE_LINE
+        g = 0
+        while g < group:
+            q, at = g * head_dim, g * QUANT_TILE_TOKENS + first
+            if group - g >= 4:
+                _dot_4(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                _dot_4(query, q, head_dim, keys, start, first + 2, last, scores, at + 2, QUANT_TILE_TOKENS)
+                g += 4
+            elif group - g >= 2:
+                _dot_2(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                g += 2
+            else:
+                _dot_1(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                g += 1
 
 
 @fast
@@ -67,20 +77,30 @@ def _add_values(weights: Any, values: Any, start: Any, valid: Any, group: Any, h
 
 @inlined
 def tile_scores(
-    query: Any, codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, work: Any, scores: Any
+    query: Any,
+    codes: Any,
+    elements: Any,
+    form: Any,
+    tile: Any,
+    valid: Any,
+    head_dim: Any,
+    work: Any,
+    ahead: Any,
+    scores: Any,
 ) -> None:
-    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``."""
+    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``; ``ahead``: `_scores`."""
     scaled, scratch = work
     group = query.shape[0] // head_dim
     if form[BITS_K] == 0:
-        _scores(query, elements, (tile + form[K_CODES]) // elements.itemsize, valid, group, head_dim, scores)
+        place = (tile + form[K_CODES]) // elements.itemsize
+        _scores(query, elements, place, valid, group, head_dim, codes, ahead, scores)
         return
     scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
     unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
     for g in range(group):
         for d in range(head_dim):
             scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
-    _scores(scaled, scratch, 0, valid, group, head_dim, scores)
+    _scores(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
     for g in range(group):
         shift = np.float32(0)
         for d in range(head_dim):
