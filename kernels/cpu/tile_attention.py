@@ -96,11 +96,14 @@ def tile_scores(
         _scores(query, elements, place, valid, group, head_dim, codes, ahead, scores)
         return
     scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
     for g in range(group):
         for d in range(head_dim):
             scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
-    _scores(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
+    if form[BITS_K] == 8:
+        _scores(scaled, codes, tile + form[K_CODES], valid, group, head_dim, codes, ahead, scores)
+    else:
+        unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
+        _scores(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
     for g in range(group):
         shift = np.float32(0)
         for d in range(head_dim):
@@ -169,7 +172,6 @@ def tile_values(
         _add_values(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
         return
     scale, zero = (tile + form[V_SCALE]) // elements.itemsize, (tile + form[V_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
     for g in range(group):
         shift = np.float32(0)
         for t in range(valid):
@@ -178,4 +180,8 @@ def tile_values(
             weights[g * QUANT_TILE_TOKENS + t] = weight * load(elements, scale + t)
         for d in range(head_dim):
             sums[g * head_dim + d] += shift
-    _add_values(weights, scratch, 0, valid, group, head_dim, sums)
+    if form[BITS_V] == 8:
+        _add_values(weights, codes, tile + form[V_CODES], valid, group, head_dim, sums)
+    else:
+        unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
+        _add_values(weights, scratch, 0, valid, group, head_dim, sums)

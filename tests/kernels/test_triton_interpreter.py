@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,10 +39,10 @@ else:
     from kernels import ops, reference
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
-    from kernels.triton import cases, checks
+    from kernels.triton import cases, checks, decode_split
     from kernels.triton import copy_bytes as copying
     from kernels.triton.attention_mass import attention_mass
-    from kernels.triton.cases import Geometry
+    from kernels.triton.cases import Geometry, Segment
     from kernels.triton.decode_attention import (
         DecodeScratch,
         decode_attention,
@@ -67,6 +68,8 @@ else:
         cases.mixed_segments(289, (INT4, NATIVE), (32, 16), hole=(32, 176)),
         cases.shared_prefix_segments(),
     ]
+
+    SHORT = [Segment(NATIVE, 32, 0, 20), Segment(INT8, 32, 32, 20)]
 
     @pytest.mark.parametrize(("geometry", "window"), ATTENTION, ids=str)
     def test_decode_matches_reference(geometry: Geometry, window: int) -> None:
@@ -224,6 +227,29 @@ else:
             monkeypatch.setattr(copying, "_reachable", lambda _, answers=answers: next(answers))
             checks.check_copy(CPU, CPU, pinned=False, seed=seed)
             monkeypatch.undo()
+
+    def test_a_kernel_that_reads_past_valid_tokens_is_caught_by_the_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+        load_entry = decode_split.load_entry
+
+        def too_long(row: Any, index: Any, count: Any) -> Any:
+            offset, code, first, end = load_entry(row, index, count)
+            return offset, code, first, end + 1
+
+        monkeypatch.setattr(decode_split, "load_entry", too_long)
+        # The first block ends before its room does; what lies behind is NaN.
+        with pytest.raises(checks.MismatchError, match="error nan times"):
+            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
+
+    def test_a_kernel_with_a_wrong_formula_is_caught_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+        attend_window = decode_split.attend_window
+
+        def too_sharp(*arguments: Any) -> Any:
+            return attend_window(*arguments[:8], arguments[8] * 1.01, *arguments[9:])
+
+        checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
+        monkeypatch.setattr(decode_split, "attend_window", too_sharp)
+        with pytest.raises(checks.MismatchError, match="times the tolerance"):
+            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
 
     def test_comparisons_can_fail() -> None:
         right = torch.zeros(3, dtype=torch.float64)
