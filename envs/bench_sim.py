@@ -133,9 +133,7 @@ def week(context: Context) -> dict[str, Any]:
         resident.append(_resident_bytes())
     cpu_s = time.process_time() - begin_s
     grown = resident[-1] - resident[min(len(resident) - 1, 3)]
-    context.log(
-        f"week: {days:g} days, {offered} requests in {cpu_s:.0f} s of a core, memory grew by {grown / 1e6:.1f} MB"
-    )
+    context.log(f"week: {days:g} days, {offered} requests, {cpu_s:.0f} s of a core, memory +{grown / 1e6:.1f} MB")
     return {"week_days": days, "week_requests": offered, "week_cpu_s": cpu_s, "week_memory_growth_bytes": grown}
 
 
