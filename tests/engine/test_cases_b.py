@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.attention_mass import OBSERVED_PROMPT_TOKENS
 from engine.clock import ManualClock
@@ -21,7 +22,7 @@ from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine, OfflineResult
 from engine.request import RequestStatus, SamplingParams
 from engine.transfers import HostLink
-from kernels.layout import BLOCK_SIZES, FORMAT_BY_NAME, FORMATS
+from kernels.layout import BLOCK_SIZES, FORMAT_BY_NAME, FORMATS, NATIVE, NATIVE_TILE_TOKENS, OFFSET_UNIT
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -244,3 +245,33 @@ def test_a_hit_after_an_eviction_switch_gives_what_a_cold_run_gives(
         assert_same(new.result, cold.result, 1e-4)
         assert new.result.request.evicted_chunks == cold.result.request.evicted_chunks
         assert new.result.request.num_evicted_tokens == cold.result.request.num_evicted_tokens
+
+
+@pytest.mark.parametrize("shared", [17, 40, 64, 70, 100])
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_a_block_that_comes_back_from_the_host_shows_nothing_past_what_is_shared(
+    loaded: LoadedModel, block_size: int, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """waybarrios/vllm-mlx#380 on the host: all of A but the chunks that B shares is NaN there, as is all else."""
+    monkeypatch.setattr("engine.host_tier._CHEAP_SHARE", 2.0)
+    long = prompt_of(1)[:150]
+    short = [*long[:shared], (long[shared] + 1) % 64, *prompt_of(2)[:25]]
+    cold = send(engine_of(loaded, {"block_size": block_size}), short, max_tokens=12)
+    engine = engine_of(loaded, {"block_size": block_size})
+    send(engine, long, max_tokens=12)
+    to_host(engine)
+    shape, (pool,) = loaded.groups[0].shape, engine.cache._pools
+    assert engine.streamer is not None
+    assert pool.host is not None
+    (host,) = engine.streamer._hosts
+    kept = torch.full_like(host, 255)
+    for offset, block in pool.host.blocks.items():
+        for tile in range(max(0, min(block.size, shared // 16 * 16 - block.first)) // NATIVE_TILE_TOKENS):
+            start = offset * OFFSET_UNIT + tile * shape.tile_stride(NATIVE)
+            kept[start : start + shape.tile_stride(NATIVE)] = host[start : start + shape.tile_stride(NATIVE)]
+    host.copy_(kept)
+    for arena in engine.runner.arenas:
+        arena.fill_(255)
+    found = send(engine, short, max_tokens=12)
+    assert found.result.request.num_cached_tokens == hits_on_host(engine) == shared // 16 * 16
+    assert_same(found.result, cold.result, 1e-4)
