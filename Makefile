@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-cache gpu-smoke venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache gpu-check kernel-grid venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -34,9 +34,15 @@ TRACES ?=
 bench-cache: $(VENV)/.engine ## cache benchmark [TEXT=DIR TRACES=DIR ARGS=--quick]; the last line is JSON
 	@$(OMP) $(BIN)/python -m engine.cache_bench --text "$(TEXT)" --traces "$(TRACES)" $(ARGS)
 
-# On a GPU machine: its own Python (torch, triton), nothing is installed.
-gpu-smoke: ## Triton kernels against their references, then timing, on this machine's GPU
-	$(PYTHON) -m kernels.gpu_smoke --out docs/results/gpu_smoke.json $(ARGS)
+bench-sim: $(VENV)/.engine ## how fast and how true the simulator is; the last line is JSON
+	$(OMP) $(BIN)/python -m envs.bench_sim $(ARGS)
+
+# On a GPU machine: its own Python (torch, triton, numpy), nothing is installed.
+gpu-check: ## Triton kernels on this machine's GPU: checked, then timed; under 6 minutes
+	$(PYTHON) -m kernels.gpu_check --out docs/results/gpu_check $(ARGS)
+
+kernel-grid: $(VENV)/.dev ## Triton kernels under the interpreter at every shape (half an hour and more)
+	TRITON_INTERPRET=1 $(OMP) $(BIN)/python -m pytest -m slow --timeout 600 tests/kernels/test_triton_grid.py $(ARGS)
 
 venv: $(VENV)/.engine ## what `make run` needs
 dev: $(VENV)/.dev ## what tests and linters need

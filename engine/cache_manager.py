@@ -13,7 +13,7 @@ step, or computes it; once per request, however often it is preempted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -24,15 +24,16 @@ from engine.block_lives import DISPLACED, BlockLives
 from engine.block_pool import BlockPool
 from engine.block_table import BlockTable, tile_units
 from engine.cache_audit import check_group, check_sequences
+from engine.cache_offload import OffloadFace
 from engine.cache_readings import CacheUsage, read_converged, read_resident, read_usage
 from engine.cache_sequence import CacheSequence, CacheSettings
+from engine.cache_tables import TablesFace
 from engine.clock import Clock
-from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
+from engine.events import EventSink
 from engine.evictor import Evictor
-from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
+from engine.formats import BLOCK_SIZES, CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
 from engine.host_tier import HostTier
-from engine.memory_model import GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
-from engine.plan import Entry, RecodeBatch
+from engine.memory_model import RESERVE_SLABS, GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
 from engine.pool_block import DEVICE, HOST, Block
 from engine.popularity import Popularity
 from engine.prefix_cache import Match, PrefixCache
@@ -43,15 +44,14 @@ from engine.recoder import Recoder
 from engine.request import Request
 from engine.stats import Counters, ResidentBytes
 from engine.stream_layout import stream_buffers
-from engine.transfers import HostLink, Transfer
+from engine.transfers import HostLink
 from engine.tunables import TunableValues
 from engine.versions import Versions
 
-RESERVE_SLABS = 1
-_STREAM_SLACK_TOKENS = 64  # that a sequence which is going to be streamed can grow by at least
+_NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
-class CacheManager:
+class CacheManager(OffloadFace, TablesFace):
     """Blocks of every sequence in every layer group, their prefix cache, eviction and recoding.
 
     Order of one step: ``match_prefix``/``allocate`` and ``plan_recodes`` while planning; the executor recodes, writes
@@ -331,7 +331,7 @@ class CacheManager:
         added: list[int] = []
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             for size in sizes[group]:
-                block = pool.take(BlockClass(NATIVE.name, size), table.capacity, keep_slabs=keep_slabs)
+                block = pool.take(_NATIVE_CLASSES[size], table.capacity, keep_slabs=keep_slabs)
                 if block is None:
                     for undo in reversed(added):
                         self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)
@@ -415,6 +415,35 @@ class CacheManager:
         for recoder in self._recoders:
             recoder.advance(sequence)
 
+    # -- runs of decode steps (engine.decode_run) -----------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Whether commits do nothing but count: every block is native and of the size it should have, nothing is
+        evicted and the model hides nothing. Holds until a block of another size is taken or settings change.
+        """
+        settings = self._settings
+        if settings.kv_format != NATIVE.name or settings.eviction != "none":
+            return False
+        return all(
+            len(pool.class_counts) == 1 and BlockClass(NATIVE.name, settings.block_size) in pool.class_counts
+            for pool in self._pools
+        ) and all(group.window is None for group in self.groups)
+
+    def capacity(self, request: Request) -> int:
+        """Tokens of a request that have slots in every group."""
+        return self._by_request[request.request_id].capacity
+
+    def note_computed(self, request: Request, num_computed: int, end: int) -> None:
+        """``allocate`` and ``commit`` where they only count: the slots are there, and no chunk has been completed."""
+        sequence = self._by_request[request.request_id]
+        sequence.committed, sequence.end = num_computed, end
+
+    def commit_run(self, request: Request, num_computed: int) -> None:
+        """``commit`` after several steps for whose tokens slots were there."""
+        sequence = self._by_request[request.request_id]
+        sequence.end = max(sequence.end, num_computed)
+        self.commit(request, num_computed)
+
     def drop_idle(self, *, host: bool = False) -> None:
         """Give up all cached blocks on the device that no request holds, pinned ones too: for one that has no room even
         alone. What has a copy on the host stays cached there, unless ``host``.
@@ -451,17 +480,17 @@ class CacheManager:
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
-        for group, table in enumerate(sequence.tables):
+        for pool, recoder, table in zip(self._pools, self._recoders, sequence.tables, strict=True):
             for index in range(len(table.blocks) - 1, -1, -1):
                 block = table.blocks[index]
                 if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
                     break
                 filled = min(block.size, done - block.first)
                 if filled > block.filled:
-                    block.filled = filled
-                    self._pools[group].unlink(block)  # a copy of less than that is worth nothing
+                    pool.fill(block, filled)
+                    pool.unlink(block)  # a copy of less than that is worth nothing
                 if table.hidden and block.is_sealed:
-                    self._recoders[group].consider(block)  # parts of it were dropped while it grew
+                    recoder.consider(block)  # parts of it were dropped while it grew
 
     def _enter(self, sequence: CacheSequence, request: Request) -> None:
         """Enter newly completed chunks into the prefix cache."""
@@ -518,273 +547,6 @@ class CacheManager:
             self._prefix.retain(node)
         if old:
             self._prefix.release(old)
-
-    def _report_dropped(self, group: int) -> None:
-        dropped = self._pools[group].dropped_idle - self._dropped_reported[group]
-        if dropped:
-            self._dropped_reported[group] += dropped
-            self._events.emit(PrefixBlocksDropped(self._clock.now_ns(), group, dropped))
-
-    # -- what the executor reads ----------------------------------------------------------------------------------
-
-    def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
-        """The block table from entry index ``start`` on, in position order, including this step's allocated tokens.
-
-        Raises KeyError for a request that holds nothing.
-        """
-        sequence = self._by_request[request.request_id]
-        return sequence.tables[group].entries(start, sequence.end)
-
-    def num_entries(self, request: Request, group: int) -> int:
-        """How many entries the block table has."""
-        return self._by_request[request.request_id].tables[group].num_entries
-
-    def entries_version(self, request: Request, group: int) -> int:
-        """Version of a block table; grows with every change but the growth of the last entry's ``valid``.
-
-        Never repeats within an engine's life, also not when a request is preempted and comes back.
-        """
-        return self._by_request[request.request_id].tables[group].version
-
-    def first_changed_index(self, request: Request, group: int, since: int) -> int:
-        """Lowest entry index that may differ from what a reader saw at version ``since`` (0: never seen).
-
-        Incremental readers keep, per request and group, the version they saw, and each step
-        ``start = min(first_changed_index(...), num_entries - 1)``, then rewrite their rows from ``start`` with
-        ``entries(request, group, start)`` and cut to ``num_entries``. The last entry is always rewritten, because its
-        ``valid`` grows without a new version. Equal to ``num_entries`` when nothing else changed.
-        """
-        return self._by_request[request.request_id].tables[group].first_changed(since)
-
-    def slots(self, request: Request, start: int, num_tokens: int, group: int) -> list[tuple[int, int]]:
-        """(block offset, token index in block) per token of positions ``start .. + num_tokens``, all allocated."""
-        runs = self.slot_runs(request, start, num_tokens, group)
-        return [(offset, first + i) for offset, first, count in runs for i in range(count)]
-
-    def slot_runs(self, request: Request, start: int, num_tokens: int, group: int) -> list[tuple[int, int, int]]:
-        """The same as runs: (block offset, first token index in block, number of tokens)."""
-        return self._by_request[request.request_id].tables[group].slot_runs(start, num_tokens)
-
-    # -- recoding -------------------------------------------------------------------------------------------------
-
-    def has_recode_work(self) -> bool:
-        """Whether blocks wait for recoding and there may be room for it."""
-        return any(recoder.has_work for recoder in self._recoders)
-
-    def plan_recodes(self, budget_tokens: int, *, sync: bool = False, in_step: bool = False) -> tuple[RecodeBatch, ...]:
-        """Conversions to run now, up to ``budget_tokens`` in each group (a token counts once in every group).
-
-        ``sync``: all that are eligible, whatever the budget. ``in_step``: they run as part of a step, so new tokens are
-        written between now and ``finish_recodes``; otherwise blocks that still grow may be moved as well. Nothing while
-        earlier ones are neither finished nor cancelled. The sources stay in the tables, and readable, until then.
-        """
-        if self._in_flight:
-            return ()
-        batches: list[RecodeBatch] = []
-        for group, recoder in enumerate(self._recoders):
-            budget = None if sync else budget_tokens
-            units = recoder.plan(budget, in_step=in_step) if sync or budget_tokens > 0 else []
-            self._report_dropped(group)
-            if units:
-                self._in_flight[group] = units
-                jobs = tuple(job for unit in units for job in unit.jobs())
-                batches.append(RecodeBatch(group, jobs, sum(unit.num_tokens for unit in units)))
-        return tuple(batches)
-
-    def finish_recodes(self, batches: Sequence[RecodeBatch]) -> None:
-        """The executor has run these: swap them under all holders, and give the old storage back.
-
-        Call after ``commit`` of the step that ran them. Units whose holders or settings have changed since planning
-        so that the result is no longer wanted are dropped instead.
-        """
-        for batch in batches:
-            recoder = self._recoders[batch.group]
-            cancelled = 0
-            done: dict[BlockClass, list[RecodeUnit]] = {}
-            for unit in self._in_flight.pop(batch.group, []):
-                if recoder.finish(unit, self._versions.next()):
-                    done.setdefault(unit.targets[0].block_class, []).append(unit)
-                    self._unpinned(batch.group, unit.targets)
-                else:
-                    cancelled += 1
-                    self._unpinned(batch.group, unit.sources)
-            for block_class, units in done.items():
-                blocks, tokens = sum(len(u.sources) for u in units), sum(u.num_tokens for u in units)
-                self.counters.recoded_blocks += blocks
-                self.counters.recoded_tokens += tokens
-                stamp = self._clock.now_ns()
-                self._events.emit(BlocksRecoded(stamp, batch.group, *block_class, blocks, tokens))
-            if cancelled:
-                self._events.emit(RecodesCancelled(self._clock.now_ns(), batch.group, cancelled))
-
-    def cancel_recodes(self, batches: Sequence[RecodeBatch]) -> None:
-        """The executor did not run these: forget them."""
-        for batch in batches:
-            units = self._in_flight.pop(batch.group, [])
-            for unit in units:
-                self._recoders[batch.group].cancel(unit)
-                self._unpinned(batch.group, unit.sources)
-            if units:
-                self._events.emit(RecodesCancelled(self._clock.now_ns(), batch.group, len(units)))
-
-    def _unpinned(self, group: int, blocks: Sequence[Block]) -> None:
-        """A conversion is over: what parked sequences hold may leave now."""
-        if self._tier is not None:
-            for block in blocks:
-                self._tier.released(group, block)
-
-    # -- the host tier --------------------------------------------------------------------------------------------
-
-    @property
-    def host(self) -> HostTier | None:
-        """The host tier, if the engine has one."""
-        return self._tier
-
-    def is_parked(self, request: Request) -> bool:
-        """Whether a preempted request has kept its KV."""
-        sequence = self._by_request.get(request.request_id)
-        return sequence is not None and sequence.is_parked
-
-    def is_parked_here(self, request: Request) -> bool:
-        """Whether a parked request has blocks on the device that only parked ones hold."""
-        sequence = self._by_request.get(request.request_id)
-        return self._tier is not None and sequence is not None and self._tier.is_parked_here(sequence)
-
-    def should_park(self, request: Request) -> bool:
-        """Whether a request that is preempted should keep its KV, in host memory, instead of computing it again."""
-        sequence = self._by_request.get(request.request_id)
-        return self._tier is not None and sequence is not None and self._tier.should_park(sequence)
-
-    def park(self, request: Request) -> None:
-        """A running request is preempted and keeps its KV; slots that nothing was computed for are given back."""
-        sequence = self._by_request[request.request_id]
-        if self._tier is None:
-            raise IntegrityError("parking needs a host tier")
-        for pool, table in zip(self._pools, sequence.tables, strict=True):
-            while len(table.blocks) > 1 and table.blocks[-1].first >= sequence.committed:
-                pool.drop(table.pop(self._versions.next()), sequence.serial)
-        sequence.end = sequence.committed
-        sequence.capacity = min(table.capacity for table in sequence.tables)
-        self._tier.park(sequence)
-
-    def needs_load(self, request: Request) -> bool:
-        """Whether a request holds blocks on the host, or would write to one that is being copied."""
-        sequence = self._by_request.get(request.request_id)
-        if self._tier is None or sequence is None:
-            return False
-        on_host = any(block.tier == HOST for table in sequence.tables for block in table.blocks)
-        return on_host or not self._tier.is_loaded(sequence)
-
-    def begin_load(self, request: Request, *, use_reserve: bool = False) -> bool:
-        """Start bringing in what a request holds on the host, into room that is reserved now; False without it."""
-        done = self._tier is not None and self._tier.begin_load(
-            self._by_request[request.request_id], keep_slabs=0 if use_reserve else RESERVE_SLABS
-        )
-        for group in range(len(self._pools)):
-            self._report_dropped(group)
-        return done
-
-    def begin_stream(self, request: Request, spare_tokens: int) -> bool:
-        """Start bringing in the newest of what a parked request holds on the host, as far as ``spare_tokens`` that
-        nobody else needs allow; the rest stays there and is streamed. False if the link is not good for that.
-        """
-        sequence = self._by_request[request.request_id]
-        block_size = self._settings.block_size
-        growth = max(0, request.num_tokens - sequence.capacity) + max(block_size, _STREAM_SLACK_TOKENS)
-        spare = spare_tokens - -(-growth // block_size) * block_size
-        if self._tier is None or spare < 0:
-            return False
-        room = [int(spare * token_bytes(group.shape)) for group in self.groups]
-        return self._tier.begin_load(sequence, keep_slabs=RESERVE_SLABS, room=room)
-
-    def press(self, request: Request, num_new_tokens: int, running: Iterable[Request]) -> bool:
-        """Make room for a running request's tokens: of the first of ``running`` that the link is good for, old blocks
-        go to the host, to be streamed from there. False if there is none; room appears when the copies are made.
-        """
-        if self._tier is None:
-            return False
-        sequence = self._by_request.get(request.request_id)
-        end = request.num_computed_tokens + num_new_tokens
-        missing = []
-        for group, pool in enumerate(self._pools):
-            needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            lack = needed - pool.available_tokens(self._settings.block_size)
-            tokens = max(lack, _STREAM_SLACK_TOKENS) if lack > 0 else 0
-            missing.append(int(tokens * token_bytes(self.groups[group].shape)))
-        return any(missing) and any(
-            self._tier.press(self._by_request[other.request_id], missing)
-            for other in running
-            if other.request_id in self._by_request
-        )
-
-    def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
-        """A step has attended so many bytes on the host, and computing has waited for them."""
-        self.counters.host_streamed_bytes += num_bytes
-        self.counters.host_stream_wait_ns += wait_ns
-        if self._tier is not None:
-            self._tier.cost.note_wait(wait_ns)
-
-    def is_loaded(self, request: Request) -> bool:
-        """Whether a loading request may run."""
-        return self._tier is None or self._tier.is_loaded(self._by_request[request.request_id])
-
-    def end_load(self, request: Request) -> tuple[bool, int]:
-        """A loaded request runs from now on. Returns whether it was parked, and how many tokens came from the host."""
-        if self._tier is None:
-            return False, 0
-        return self._tier.end_load(self._by_request[request.request_id])
-
-    def stop_load(self, request: Request) -> None:
-        """Give up loading: a parked request is parked again, another keeps nothing."""
-        if self._tier is not None and not self._tier.stop_load(self._by_request[request.request_id]):
-            self.free(request)
-
-    def is_room_coming(self, request: Request, num_new_tokens: int) -> bool:
-        """Whether copies to the host, under way or about to start, will make room for a running request's tokens."""
-        if self._tier is None:
-            return False
-        sequence = self._by_request.get(request.request_id)
-        end = request.num_computed_tokens + num_new_tokens
-        comes = False
-        for group, pool in enumerate(self._pools):
-            needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            room = pool.available_tokens(self._settings.block_size)
-            if room >= needed:
-                continue
-            coming = self._tier.coming_bytes(group) / token_bytes(self.groups[group].shape)
-            if room + coming < needed:
-                return False
-            comes = True
-        return comes
-
-    def plan_transfers(self) -> tuple[Transfer, ...]:
-        """Copies between the tiers to start now; every one goes to ``finish_transfers`` or ``cancel_transfers``."""
-        return self._tier.plan() if self._tier is not None else ()
-
-    def finish_transfers(self, numbers: Iterable[int]) -> None:
-        """These copies have been made: swap the blocks under all holders."""
-        if self._tier is not None:
-            self._tier.finish(numbers)
-
-    def cancel_transfers(self, numbers: Iterable[int]) -> list[str]:
-        """These copies could not be made. Returns the ids of loading requests that wait for them in vain."""
-        if self._tier is None:
-            return []
-        return [sequence.request_id for sequence in self._tier.cancel(numbers)]
-
-    @property
-    def num_transfers(self) -> int:
-        """Copies planned and neither finished nor cancelled."""
-        return self._tier.num_in_flight if self._tier is not None else 0
-
-    def stop_offload(self) -> None:
-        """Copies fail: use the host no more until ``host_offload`` is switched on again."""
-        if self._tier is not None:
-            self._tier.set_enabled(False)
-
-    def has_transfer_plans(self) -> bool:
-        """Whether ``plan_transfers`` may find something without a further step."""
-        return self._tier is not None and self._tier.has_plans()
 
     # -- settings -------------------------------------------------------------------------------------------------
 

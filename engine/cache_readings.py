@@ -105,18 +105,15 @@ def read_resident(groups: Sequence[GroupSpec], pools: Sequence[BlockPool]) -> li
     """Allocated bytes by class, idle cached ones included, and tokens in them in whole chunks.
 
     Tokens are those of the first group that has the class, and of protected layers only where no others are: a token
-    counts once, in the format that the model's quality depends on. O(blocks): for readings.
+    counts once, in the format that the model's quality depends on. O(classes).
     """
     found: dict[BlockClass, ResidentBytes] = {}
     is_mixed = not all(group.is_protected for group in groups)
     order = sorted(range(len(groups)), key=lambda index: groups[index].is_protected)
     for pool, counts in [(pools[index], not (is_mixed and groups[index].is_protected)) for index in order]:
-        tokens: dict[BlockClass, int] = {}
-        for block in pool.blocks.values():
-            tokens[block.block_class] = tokens.get(block.block_class, 0) + block.filled
         for block_class, count in pool.class_counts.items():
-            first = ResidentBytes(*block_class, bytes=0, tokens=tokens[block_class] if counts else 0)
-            row = found.setdefault(block_class, first)
+            tokens = pool.class_tokens.get(block_class, 0) if counts else 0
+            row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens))
             row.bytes += count * pool.arena.block_bytes(block_class)
     return [found[block_class] for block_class in sorted(found, key=lambda c: (c.lossiness, c.block_size))]
 

@@ -16,6 +16,7 @@ from engine.formats import NATIVE, OFFSET_UNIT, BlockClass, KVFormat, KVShape, c
 
 SLAB_TOKENS = (1024, 512, 256)  # native tokens per slab, the first that makes enough slabs is taken
 ENOUGH_SLABS = 32
+RESERVE_SLABS = 1  # never given to requests, so that recoding can always proceed
 MIN_SLABS = 3  # the reserve, one for native blocks, one for those of another class
 MAX_OFFSET = 2**31 - 1
 

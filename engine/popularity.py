@@ -9,6 +9,7 @@ LRFU, Lee et al. 2001; ghost entries of ARC, Megiddo and Modha 2003.)
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 HALF_LIFE = 4.0  # turnovers
@@ -21,7 +22,8 @@ class Popularity:
     def __init__(self, capacity_chunks: int) -> None:
         self._capacity = max(1, capacity_chunks)
         self._entered = 0
-        self._gone: dict[int, tuple[float, int]] = {}  # by digest, longest gone first
+        # By digest, longest gone first. A plain dict would look for its first entry behind all that were deleted.
+        self._gone: OrderedDict[int, tuple[float, int]] = OrderedDict()
 
     @staticmethod
     def digest(parent: int, tokens: Sequence[int]) -> int:
@@ -47,7 +49,7 @@ class Popularity:
             self._gone.pop(digest, None)
             self._gone[digest] = (score, since)
             if len(self._gone) > REMEMBERED * self._capacity:
-                del self._gone[next(iter(self._gone))]
+                self._gone.popitem(last=False)
 
     def recall(self, digest: int) -> tuple[float, int]:
         """A chunk is there, perhaps again: its score so far."""

@@ -20,7 +20,6 @@ import torch
 from numba import config, prange, set_num_threads
 
 from kernels.cpu.compile import entry, fast, inlined, source_stamp
-from kernels.cpu.lowlevel import prefetch
 from kernels.cpu.tile_attention import chunk_shares, note_chunks, softmax_step, tile_scores, tile_values
 from kernels.cpu.tiles import (
     HEAD_BYTES,
@@ -44,7 +43,6 @@ from kernels.table import TableView
 
 # Products of query and key elements from which sharing among threads pays: about a third of a millisecond for one.
 _PARALLEL_WORK = 1 << 20
-_CACHE_LINE = 64
 # Numba has one set of threads per process, and one of its implementations aborts when two threads use it at once.
 # Whoever finds it taken computes alone.
 _THREADS_IN_USE = threading.Lock()
@@ -107,9 +105,8 @@ def _attend(
             tile = block + done // tokens * form[TILE_STRIDE]
             # A head's part of a tile is too short a run for the hardware to see what comes next.
             ahead = tile + form[TILE_STRIDE] if done + tokens < block_valid else following
-            for line in range(0, form[HEAD_BYTES], _CACHE_LINE):
-                prefetch(codes, ahead + line)
-            tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, scores)
+            span = (ahead, ahead + form[HEAD_BYTES])
+            tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, span, scores)
             softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
             if chunks > 0:
                 note_chunks(scores, begin, end, first // CHUNK_TOKENS, best, chunk_peaks, chunk_sums)

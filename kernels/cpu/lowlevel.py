@@ -16,6 +16,8 @@ from kernels.cpu.compile import exact, lowlevel
 
 _FLOAT = ir.FloatType()
 _BF16, _FP16 = types.uint16, types.int16
+# What arrays may hold: float32, codes, the bits of a bfloat16, those of a float16.
+ELEMENTS = (types.float32, types.uint8, _BF16, _FP16)
 
 
 @lowlevel
@@ -25,7 +27,7 @@ def load(typing_context: Any, array: Any, index: Any) -> Any:  # noqa: ARG001
     Elements: float32, uint16 (bits of a bfloat16), int16 (bits of a float16) or uint8 (a code).
     """
     element = array.dtype
-    if element not in (types.float32, types.uint8, _BF16, _FP16):
+    if element not in ELEMENTS:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -126,10 +128,12 @@ def fma(typing_context: Any, factor: Any, other: Any, addend: Any) -> Any:  # no
     return types.float32(types.float32, types.float32, types.float32), codegen
 
 
-_LOG2E = np.float32(1.4426950408889634)
-_LN2_HIGH = np.float32(0.693359375)  # few bits, so that n * _LN2_HIGH is exact
-_LN2_LOW = np.float32(-2.12194440e-4)
-_SMALLEST = np.float32(-87.0)
+LOG2E = np.float32(1.4426950408889634)
+LN2_HIGH = np.float32(0.693359375)  # few bits, so that n * LN2_HIGH is exact
+LN2_LOW = np.float32(-2.12194440e-4)
+SMALLEST = np.float32(-87.0)
+# Of the polynomial for (exp(r) - 1 - r) / r^2.
+EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
 
 @exact
@@ -139,9 +143,9 @@ def exp_nonpositive(x: Any) -> Any:
     Cephes' expf: 2^n times a polynomial on the rest. Only additions, multiplications and one integer shift, so that
     LLVM vectorises it (a call of libm's is not). No fast-math here: reassociation would undo the two-part ln 2.
     """
-    x = max(x, _SMALLEST)
-    n = np.floor(x * _LOG2E + np.float32(0.5))
-    r = fma(-n, _LN2_LOW, fma(-n, _LN2_HIGH, x))
+    x = max(x, SMALLEST)
+    n = np.floor(x * LOG2E + np.float32(0.5))
+    r = fma(-n, LN2_LOW, fma(-n, LN2_HIGH, x))
     p = np.float32(1.9875691500e-4)
     p = fma(p, r, np.float32(1.3981999507e-3))
     p = fma(p, r, np.float32(8.3334519073e-3))

@@ -7,70 +7,103 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.compile import fast, inlined
-from kernels.cpu.lowlevel import exp_nonpositive, load, store
+from kernels.cpu.lowlevel import exp_nonpositive, load, prefetch
 from kernels.cpu.tiles import BITS_K, BITS_V, K_CODES, K_SCALE, K_ZERO, TILE_TOKENS, V_CODES, V_SCALE, V_ZERO, unpack
+from kernels.cpu.vector import dot_products, weighted_rows
+from kernels.cpu.vector_softmax import largest_score, weigh_scores
 from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
 
-_ROWS = 4  # rows of a tile handled together: four independent sums hide the latency of multiply-add
+_KEYS = 4  # per step of a tile's products
+_CACHE_LINE = 64
+# Products and sums for 4, 2 or 1 query heads at a time: keys are converted once for all of them.
+_dot_4, _dot_2, _dot_1 = dot_products(4, 2), dot_products(2, 4), dot_products(1, 4)
+_add_4, _add_2, _add_1 = weighted_rows(4, 2), weighted_rows(2, 4), weighted_rows(1, 4)
+_add_rest = weighted_rows(1, 1)
 
 
 @fast
-def _scores(query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, scores: Any) -> None:
-    """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``."""
-    for first in range(0, valid, _ROWS):
-        # Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read.
-        k0 = start + first * head_dim
-        k1 = start + min(first + 1, valid - 1) * head_dim
-        k2 = start + min(first + 2, valid - 1) * head_dim
-        k3 = start + min(first + 3, valid - 1) * head_dim
-        for g in range(group):
-            q = g * head_dim
-            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-            for d in range(head_dim):
-                x = load(query, q + d)
-                s0 += x * load(keys, k0 + d)
-                s1 += x * load(keys, k1 + d)
-                s2 += x * load(keys, k2 + d)
-                s3 += x * load(keys, k3 + d)
-            row = g * QUANT_TILE_TOKENS + first
-            scores[row], scores[row + 1], scores[row + 2], scores[row + 3] = s0, s1, s2, s3
+def _scores(
+    query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, codes: Any, ahead: Any, scores: Any
+) -> None:
+    """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``.
+
+    Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read. On the way, the bytes
+    ``ahead`` (first, past the last) of ``codes`` are asked for, a few at a time: more at once would make loads wait.
+    """
+    last, line = valid - 1, ahead[0]
+    part = (ahead[1] - ahead[0]) * _KEYS // valid
+    for first in range(0, valid, _KEYS):
+        stop = min(line + part, ahead[1])
+        while line < stop:
+            prefetch(codes, line)
+            line += _CACHE_LINE
+        g = 0
+        while g < group:
+            q, at = g * head_dim, g * QUANT_TILE_TOKENS + first
+            if group - g >= 4:
+                _dot_4(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                _dot_4(query, q, head_dim, keys, start, first + 2, last, scores, at + 2, QUANT_TILE_TOKENS)
+                g += 4
+            elif group - g >= 2:
+                _dot_2(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                g += 2
+            else:
+                _dot_1(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                g += 1
 
 
 @fast
 def _add_values(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:
     """sums[g] += sum over t of weights[g, t] * values[t], for rows from element ``start`` of ``values``."""
-    for first in range(0, valid, _ROWS):
-        v0 = start + first * head_dim
-        v1 = start + min(first + 1, valid - 1) * head_dim
-        v2 = start + min(first + 2, valid - 1) * head_dim
-        v3 = start + min(first + 3, valid - 1) * head_dim
-        for g in range(group):
-            row = g * QUANT_TILE_TOKENS + first
-            w0, w1, w2, w3 = weights[row], weights[row + 1], weights[row + 2], weights[row + 3]
-            target = g * head_dim
-            for d in range(head_dim):
-                added = (w0 * load(values, v0 + d) + w1 * load(values, v1 + d)) + (
-                    w2 * load(values, v2 + d) + w3 * load(values, v3 + d)
-                )
-                store(sums, target + d, load(sums, target + d) + added)
+    g = 0
+    while g < group:
+        w, at = g * QUANT_TILE_TOKENS, g * head_dim
+        if group - g >= 4 and head_dim % 16 == 0:
+            for column in range(0, head_dim, 16):
+                _add_4(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
+            g += 4
+        elif group - g >= 2 and head_dim % 32 == 0:
+            for column in range(0, head_dim, 32):
+                _add_2(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
+            g += 2
+        else:
+            whole = head_dim // 32 * 32
+            for column in range(0, whole, 32):
+                _add_1(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
+            for column in range(whole, head_dim, 8):
+                _add_rest(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
+            g += 1
 
 
 @inlined
 def tile_scores(
-    query: Any, codes: Any, elements: Any, form: Any, tile: Any, valid: Any, head_dim: Any, work: Any, scores: Any
+    query: Any,
+    codes: Any,
+    elements: Any,
+    form: Any,
+    tile: Any,
+    valid: Any,
+    head_dim: Any,
+    work: Any,
+    ahead: Any,
+    scores: Any,
 ) -> None:
-    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``."""
+    """scores[g, t] = query[g] . key[t] for the ``valid`` tokens of the tile at byte ``tile``; ``ahead``: `_scores`."""
     scaled, scratch = work
     group = query.shape[0] // head_dim
     if form[BITS_K] == 0:
-        _scores(query, elements, (tile + form[K_CODES]) // elements.itemsize, valid, group, head_dim, scores)
+        place = (tile + form[K_CODES]) // elements.itemsize
+        _scores(query, elements, place, valid, group, head_dim, codes, ahead, scores)
         return
     scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
     for g in range(group):
         for d in range(head_dim):
             scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
-    _scores(scaled, scratch, 0, valid, group, head_dim, scores)
+    if form[BITS_K] == 8:
+        _scores(scaled, codes, tile + form[K_CODES], valid, group, head_dim, codes, ahead, scores)
+    else:
+        unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
+        _scores(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
     for g in range(group):
         shift = np.float32(0)
         for d in range(head_dim):
@@ -87,31 +120,16 @@ def softmax_step(
 
     Where a tile raises a head's ``best``, its ``total`` and ``sums`` so far are scaled down.
     """
-    half = tokens // 2
-    upper = np.empty(QUANT_TILE_TOKENS // 2, dtype=np.float32)
     for g in range(best.shape[0]):
-        row = scores[g * QUANT_TILE_TOKENS : g * QUANT_TILE_TOKENS + tokens]
-        for t in range(tokens):
-            row[t] = row[t] if begin <= t < end else -np.inf
-        # Halves first: an elementwise maximum is vectorised, a running one is not (NaN forbids it).
-        for t in range(half):
-            upper[t] = max(row[half + t], row[t])
-        peak = best[g]
-        for t in range(half):
-            peak = max(upper[t], peak)
+        at = g * QUANT_TILE_TOKENS
+        peak = largest_score(scores, at, tokens, begin, end)
         if peak > best[g]:
             shrink = exp_nonpositive(best[g] - peak)
             best[g] = peak
             total[g] *= shrink
             for d in range(head_dim):
                 sums[g * head_dim + d] *= shrink
-        for t in range(tokens):
-            weight = exp_nonpositive(row[t] - peak)
-            row[t] = weight if begin <= t < end else np.float32(0)
-        added = np.float32(0)
-        for t in range(tokens):
-            added += row[t]
-        total[g] += added
+        total[g] += weigh_scores(scores, at, tokens, begin, end, best[g])
 
 
 @inlined
@@ -154,7 +172,6 @@ def tile_values(
         _add_values(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
         return
     scale, zero = (tile + form[V_SCALE]) // elements.itemsize, (tile + form[V_ZERO]) // elements.itemsize
-    unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
     for g in range(group):
         shift = np.float32(0)
         for t in range(valid):
@@ -163,4 +180,8 @@ def tile_values(
             weights[g * QUANT_TILE_TOKENS + t] = weight * load(elements, scale + t)
         for d in range(head_dim):
             sums[g * head_dim + d] += shift
-    _add_values(weights, scratch, 0, valid, group, head_dim, sums)
+    if form[BITS_V] == 8:
+        _add_values(weights, codes, tile + form[V_CODES], valid, group, head_dim, sums)
+    else:
+        unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
+        _add_values(weights, scratch, 0, valid, group, head_dim, sums)

@@ -25,6 +25,7 @@ from kernels.triton.tiles import (
     adjacent_channels,
     adjacent_entries,
     attention_warps,
+    bounded_options,
     load_entry,
     next_window,
     seek_entry,
@@ -186,6 +187,11 @@ def shares_constants(shape: KVShape, group: int) -> dict[str, Any]:
     return {**totals_constants(shape, group), "SPLIT": _SPLIT_TOKENS}
 
 
+def shares_options(shape: KVShape) -> dict[str, int]:
+    """Launch options of the second pass; the bound on registers is that of 3 blocks, see `bounded_options`."""
+    return bounded_options(shape, 168)
+
+
 def attention_mass_launcher(
     query: torch.Tensor,
     arena: torch.Tensor,
@@ -217,7 +223,7 @@ def attention_mass_launcher(
     )
     _mass_shares_kernel[(programs, triton.cdiv(chunks * CHUNK_TOKENS, _SPLIT_TOKENS))](
         *stored, mass, *numbers, chunks, *strides,
-        **shares_constants(shape, group), num_warps=attention_warps(shape), num_stages=1,
+        **shares_constants(shape, group), **shares_options(shape),
     )  # fmt: skip
 
 

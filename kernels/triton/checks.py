@@ -1,6 +1,6 @@
 """Comparisons of every kernel with its reference: one set of checks for the GPU and the interpreter.
 
-``kernels/gpu_smoke.py`` runs them on a card, the tests under ``TRITON_INTERPRET=1`` on a CPU. Caches are those of
+``kernels/gpu_check`` runs them on a card, the tests under ``TRITON_INTERPRET=1`` on a CPU. Caches are those of
 `cases`; outputs hold NaN before a kernel runs.
 """
 

@@ -79,6 +79,27 @@ def attention_warps(shape: KVShape) -> int:
     return min(8, max(4, half_lanes(shape.head_dim) * shape.element_bytes // 32))
 
 
+def bounded_options(shape: KVShape, registers: int) -> dict[str, int]:
+    """Launch options of an attention program: warps, and for 2-byte dtypes a bound on registers per thread.
+
+    Left to itself, ptxas aims at one more block per multiprocessor and spills a few bytes for it (Triton 3.6.0 and
+    3.7.1). Programs of 8 warps take what they need: one block of them hides as much latency as two of 4.
+    """
+    warps = attention_warps(shape)
+    options = {"num_warps": warps, "num_stages": 1}
+    if shape.element_bytes == 2:
+        options["maxnreg"] = registers if warps == 4 else 255
+    return options
+
+
+def architecture_of(device: torch.device) -> int:
+    """Compute capability as in sm_90; 0 where there is none (under the interpreter)."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
 

@@ -1,4 +1,6 @@
-"""Cases E.15, E.17, E.19 through the whole engine: a model's own window, positions after evictions, tiny contexts."""
+"""Cases of section E through the whole engine: a model's own window, positions after evictions, tiny contexts,
+compaction in the middle of answers.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ import torch
 from torch import Tensor
 
 from engine.loader import LoadedModel, load_model
+from engine.memory_model import slab_bytes
 from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine
-from engine.request import SamplingParams
+from engine.plan import StepPlan
+from engine.recoder import Recoder
+from engine.request import CachePolicy, SamplingParams
+from kernels import ops
+from kernels.layout import OFFSET_UNIT
 
 WINDOW = 8
 WIDE_WINDOW = 200  # more than eviction keeps
@@ -147,3 +154,116 @@ def test_tiny_contexts_lose_nothing(evicting: LoadedModel, length: int) -> None:
     engine.run()
     assert all(math.isfinite(entry.logprob) for entry in result.logprobs)
     assert result.request.num_evicted_tokens > 0
+
+
+CHUNK, KEEP, SINKS = 16, 128, 16
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize("over", ["0", "1", "bs", "5 bs"])
+def test_a_kept_key_keeps_its_bytes_and_the_next_query_its_position(
+    evicting: LoadedModel, over: str, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rajveer43/VeloxQuant-MLX#389 for heavy hitters: a prompt of 0, 1, bs, 5 bs tokens over the budget.
+
+    Whole chunks go, so one token over drops a chunk only with the token that fills it.
+    """
+    more = {"0": 0, "1": 1, "bs": block_size, "5 bs": 5 * block_size}[over]
+    length = SINKS + KEEP + more
+    values = {"eviction": "heavy_hitter", "keep_tokens": KEEP, "block_size": block_size}
+    engine = OfflineEngine(evicting, pool_bytes=16 << 20, values=values, max_model_len=2048)
+    result = engine.add([(11 * i * i + 3 * i) % 64 for i in range(length)], SamplingParams(max_tokens=40))
+    request, keys, positions = result.request, dict[int, Tensor](), list[int]()
+    hidden = evicting.model.hidden
+
+    def spy(token_ids: Tensor, at: Tensor, *others: Any, **options: Any) -> Tensor:
+        positions.extend(at.tolist())
+        return hidden(token_ids, at, *others, **options)
+
+    monkeypatch.setattr(evicting.model, "hidden", spy)
+
+    def look(_plan: object) -> None:
+        if not engine.cache.holds(request):
+            return
+        entries = engine.cache.entries(request, 0)
+        rows = torch.tensor([[e.offset, e.format_code, e.first, e.valid] for e in entries], dtype=torch.int32)
+        stored = [p for e in entries for p in range(e.first, e.first + e.valid)]
+        shape = evicting.groups[0].shape
+        for layer in range(shape.num_layers):
+            key, _ = ops.gather_kv(engine.runner.arenas[0], shape, layer, rows, len(rows), native_dtype=torch.float32)
+            for position, row in zip(stored, key, strict=True):
+                number = shape.num_layers * position + layer
+                assert torch.equal(keys.setdefault(number, row.clone()), row), position
+
+    engine.run(look)
+    assert positions == list(range(length + 39))
+    if evicting.config.windows[0] is None:
+        assert request.num_evicted_tokens == (more + 39) // CHUNK * CHUNK
+
+
+class Scattered:
+    """Requests of which every other one ends early, and what the pool's free memory is overwritten with."""
+
+    def __init__(self, loaded: LoadedModel, num_slabs: int) -> None:
+        slab = sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+        self.engine = OfflineEngine(
+            loaded, pool_bytes=num_slabs * slab, values={"block_size": 16, "max_num_batched_tokens": 512}
+        )
+        self.results = [
+            self.engine.add(
+                [(7 * i * i + i + seed) % 64 for i in range(40)],
+                SamplingParams(max_tokens=90 if seed % 2 else 12),
+                policy=CachePolicy(use_prefix_cache=False),
+            )
+            for seed in range(20)
+        ]
+        self.steps = 0
+
+    def look(self) -> None:
+        """After every step."""
+        engine = self.engine
+        engine.cache.check_integrity()
+        ((pool, arena),) = zip(engine.cache._pools, engine.runner.arenas, strict=True)
+        owners: dict[int, str] = {}
+        kept = torch.full_like(arena, 255)  # NaN
+        for request in engine.scheduler.running:
+            for block in engine.cache._by_request[request.request_id].tables[0].blocks:
+                assert owners.setdefault(block.offset, request.request_id) == request.request_id
+                start, size = block.offset * OFFSET_UNIT, pool.arena.block_bytes(block.block_class)
+                assert kept[start : start + size].eq(255).all(), "blocks overlap"
+                kept[start : start + size] = arena[start : start + size]
+        arena.copy_(kept)
+        self.steps += 1
+
+
+def test_compaction_and_new_block_sizes_in_the_middle_of_answers_change_no_token(
+    evicting: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ggml-org/llama.cpp#12253: every other request ends, blocks move together, sizes change, free memory is NaN."""
+
+    def run(num_slabs: int, sizes: dict[int, int]) -> tuple[list[list[int]], int]:
+        world = Scattered(evicting, num_slabs)
+
+        def after(_plan: StepPlan) -> None:
+            world.look()
+            if world.steps in sizes:
+                world.engine.apply(block_size=sizes[world.steps])
+
+        world.engine.run(after)
+        assert world.engine.cache.counters.preemptions == 0
+        return [result.output_ids for result in world.results], compacted.pop() if compacted else 0
+
+    compacted: list[int] = []
+    compact = Recoder._compact
+
+    def spy(recoder: Recoder, *arguments: Any, **options: Any) -> Any:
+        units = compact(recoder, *arguments, **options)
+        compacted.append(len(units) + (compacted.pop() if compacted else 0))
+        return units
+
+    monkeypatch.setattr(Recoder, "_compact", spy)
+    plain, none = run(40, {})
+    assert none == 0
+    tight, moved = run(8, {20: 256, 40: 64, 60: 128, 70: 16})
+    assert moved > 10
+    assert tight == plain

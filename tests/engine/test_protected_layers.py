@@ -17,8 +17,9 @@ from engine.arena import IntegrityError
 from engine.cache_audit import check_group
 from engine.errors import EngineError
 from engine.formats import FORMATS, NATIVE, OFFSET_UNIT
-from engine.loader import LoadedModel, layer_groups, load_model
+from engine.loader import LoadedModel, load_model
 from engine.memory_model import GroupSpec, pool_capacity, sequence_bytes
+from engine.models.groups import layer_groups
 from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine
 from engine.readings import progress, read_gauges

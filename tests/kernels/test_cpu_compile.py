@@ -17,6 +17,7 @@ import kernels
 from kernels import ops
 from kernels.cpu import compile as cpu_compile
 from kernels.cpu.lowlevel import exp_nonpositive
+from kernels.cpu.vector_softmax import largest_score, weigh_scores
 
 
 def test_exponential_is_accurate_and_keeps_nan() -> None:
@@ -35,6 +36,27 @@ def test_exponential_is_accurate_and_keeps_nan() -> None:
     run(edges, out)
     assert np.all(out[:3] < 2e-38)
     assert np.isnan(out[3])
+
+
+def test_vector_softmax_is_accurate_and_takes_only_its_span() -> None:
+    @njit
+    def run(scores: np.ndarray, begin: int, end: int) -> tuple[float, float]:
+        peak = largest_score(scores, 0, scores.shape[0], begin, end)
+        return peak, weigh_scores(scores, 0, scores.shape[0], begin, end, peak)
+
+    scores = np.random.default_rng(0).normal(0, 30, 32).astype(np.float32)
+    for begin, end in ((0, 32), (3, 30), (17, 18), (0, 1), (31, 32)):
+        weights = scores.copy()
+        weights[:begin], weights[end:] = np.nan, 1e30  # poison: must become 0
+        peak, total = run(weights, begin, end)
+        assert peak == scores[begin:end].max()
+        want = np.zeros(32)
+        want[begin:end] = np.exp(scores[begin:end].astype(np.float64) - peak)
+        # The difference itself is rounded; below -87 the exponential stays at 1.6e-38.
+        np.testing.assert_allclose(weights, want, rtol=1e-5, atol=2e-38)
+        assert abs(total - want.sum()) < 1e-6 * want.sum()
+    scores[5] = np.nan
+    assert np.isnan(run(scores, 0, 32)[1])
 
 
 def test_stamp_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,14 +28,25 @@ def test_compiles_for_sm_90_without_spills(kernel: str) -> None:
     print(report)
     assert report.registers <= 255
     assert report.spill_bytes == 0
+    assert report.blocks >= 2
 
 
-def test_decode_of_a_large_model_compiles_for_sm_80_without_spills() -> None:
-    decode = aot.variants(torch.bfloat16, 128, 4)[0]
-    assert decode.kernel == "decode_split"
-    report = aot.compile_variant(decode, 80)
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize("kernel", ["decode_split", "split_mass", "mass_shares", "prefill"])
+def test_attention_of_a_large_model_leaves_room_for_two_blocks(kernel: str, architecture: int) -> None:
+    variants = aot.variants(torch.bfloat16, 128, 4, architecture=architecture)
+    report = aot.compile_variant(next(variant for variant in variants if variant.kernel == kernel), architecture)
     print(report)
-    assert report.spill_bytes == 0
+    assert not report.is_bad
+    assert not report.accepted
+
+
+@pytest.mark.parametrize(
+    ("registers", "warps", "shared", "blocks"),
+    [(168, 4, 9216, 3), (169, 4, 9216, 2), (255, 8, 9216, 1), (128, 8, 120_000, 1), (32, 4, 0, 12), (16, 1, 3072, 24)],
+)
+def test_blocks_per_multiprocessor(registers: int, warps: int, shared: int, blocks: int) -> None:
+    assert aot.blocks_per_multiprocessor(89, registers, warps, min(shared, 99 << 10)) == blocks
 
 
 def test_spills_are_seen() -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,17 +34,24 @@ if not INTERPRETED:
         assert " passed" in done.stdout
 
 else:
-    from kernels import ops
+    from dataclasses import fields, replace
+
+    from kernels import ops, reference
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
-    from kernels.triton import cases, checks
+    from kernels.triton import cases, checks, decode_split
     from kernels.triton import copy_bytes as copying
     from kernels.triton.attention_mass import attention_mass
-    from kernels.triton.cases import Geometry
-    from kernels.triton.decode_attention import decode_attention
+    from kernels.triton.cases import Geometry, Segment
+    from kernels.triton.decode_attention import (
+        DecodeScratch,
+        decode_attention,
+        decode_attention_launcher,
+        most_pieces,
+    )
 
     CPU = torch.device("cpu")
-    F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+    F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
     # Pairwise: every dtype with every kind of head size, grouping and window at least once.
     ATTENTION = [
@@ -60,6 +68,8 @@ else:
         cases.mixed_segments(289, (INT4, NATIVE), (32, 16), hole=(32, 176)),
         cases.shared_prefix_segments(),
     ]
+
+    SHORT = [Segment(NATIVE, 32, 0, 20), Segment(INT8, 32, 32, 20)]
 
     @pytest.mark.parametrize(("geometry", "window"), ATTENTION, ids=str)
     def test_decode_matches_reference(geometry: Geometry, window: int) -> None:
@@ -147,6 +157,55 @@ else:
         assert torch.equal(out[0], alone[0])
         assert alone.isfinite().all()
 
+    def test_one_scratch_serves_batches_in_turn_and_any_number_of_programs() -> None:
+        """As a recorded CUDA graph would: the same tensors and grid for every batch, whatever they held before."""
+        generator = torch.Generator().manual_seed(12)
+        geometry = Geometry(BF16, 64, kv_heads=2, group=2)
+        query = torch.randn((4, 4, 64), generator=generator).to(BF16)
+        scratch = DecodeScratch.allocate(query, 2, most_pieces(4, 600), mass=True)
+        poison(scratch)
+        lengths = [(600, 1, 300, 0), (0, 0, 0, 5), (0, 0, 0, 0), (256, 257, 255, 512)]
+        for tokens, programs, window in zip(lengths, (3, 64, 2, 7), (0, 0, 0, 100), strict=True):
+            sequences = [cases.mixed_segments(max(count, 1), FORMATS[: 1 + programs % 4], (64, 32)) for count in tokens]
+            cache, _ = cases.random_cache(geometry, sequences, generator, CPU)
+            table = cache.table([count - 1 if count else 5000 for count in tokens])
+            table.num_entries[torch.tensor(tokens) == 0] = 0
+            out, mass = checks.poisoned((4, 4, 64), BF16, CPU), checks.poisoned((4, 2, 40), F32, CPU)
+            decode_attention_launcher(
+                query, cache.arena, cache.shape, 1, table,
+                scale=0.125, window=window, out=out, scratch=scratch, programs=programs, mass=mass,
+            )  # fmt: skip
+            want, want_mass = torch.empty(query.shape, dtype=F64), torch.empty(mass.shape, dtype=F64)
+            reference.decode_attention(
+                query, cache.arena, cache.shape, 1, table,
+                scale=0.125, window=window, out=want, mass=want_mass, dtype=F64,
+            )  # fmt: skip
+            checks.compare(f"lengths {tokens}", out, want, BF16)
+            checks.compare_mass(f"lengths {tokens}", mass, want_mass, BF16)
+
+    def poison(scratch: DecodeScratch) -> None:
+        tensors = [getattr(part, field.name) for part in (scratch, scratch.mass) for field in fields(part)]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                tensor.fill_(torch.nan if tensor.is_floating_point() else (1 << 31) - 1)
+
+    def test_scratch_too_small_leaves_pieces_out_and_writes_nowhere_else() -> None:
+        generator = torch.Generator().manual_seed(13)
+        geometry = Geometry(F32, 64, kv_heads=1, layers=1)
+        cache, _ = cases.random_cache(geometry, [cases.mixed_segments(600, (NATIVE,), (64,))] * 2, generator, CPU)
+        query = torch.randn((2, 2, 64), generator=generator)
+        whole = DecodeScratch.allocate(query, 1, 6)
+        guard = 77
+        whole.items.fill_(guard)
+        short = replace(whole, items=whole.items[:4])
+        out = checks.poisoned((2, 2, 64), F32, CPU)
+        decode_attention_launcher(
+            query, cache.arena, cache.shape, 0, cache.table([599, 599]),
+            scale=0.1, window=0, out=out, scratch=short, programs=3,
+        )  # fmt: skip
+        assert whole.items.tolist() == [0, 0, 0, 1, guard, guard]
+        assert short.starts.tolist() == [0, 3, 4]
+
     def test_dispatch_reaches_these_kernels() -> None:
         generator = torch.Generator().manual_seed(9)
         geometry = Geometry(BF16, 64, layers=1)
@@ -168,6 +227,29 @@ else:
             monkeypatch.setattr(copying, "_reachable", lambda _, answers=answers: next(answers))
             checks.check_copy(CPU, CPU, pinned=False, seed=seed)
             monkeypatch.undo()
+
+    def test_a_kernel_that_reads_past_valid_tokens_is_caught_by_the_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+        load_entry = decode_split.load_entry
+
+        def too_long(row: Any, index: Any, count: Any) -> Any:
+            offset, code, first, end = load_entry(row, index, count)
+            return offset, code, first, end + 1
+
+        monkeypatch.setattr(decode_split, "load_entry", too_long)
+        # The first block ends before its room does; what lies behind is NaN.
+        with pytest.raises(checks.MismatchError, match="error nan times"):
+            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
+
+    def test_a_kernel_with_a_wrong_formula_is_caught_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+        attend_window = decode_split.attend_window
+
+        def too_sharp(*arguments: Any) -> Any:
+            return attend_window(*arguments[:8], arguments[8] * 1.01, *arguments[9:])
+
+        checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
+        monkeypatch.setattr(decode_split, "attend_window", too_sharp)
+        with pytest.raises(checks.MismatchError, match="times the tolerance"):
+            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
 
     def test_comparisons_can_fail() -> None:
         right = torch.zeros(3, dtype=torch.float64)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.cache_bench.context import Context
-from engine.cache_manager import RESERVE_SLABS, CacheManager
+from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.events import NullSink
 from engine.formats import CHUNK_TOKENS, NATIVE, KVShape
-from engine.memory_model import GroupSpec, slab_bytes
+from engine.memory_model import RESERVE_SLABS, GroupSpec, slab_bytes
 from engine.prefix_policy import parity_tokens
 from engine.request import Request, SamplingParams
 from engine.tunables import TUNABLES, default_values

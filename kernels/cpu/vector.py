@@ -1,0 +1,191 @@
+# ruff: noqa: ARG001 - an intrinsic takes what its code generator gets
+"""Small matrix products in registers, written as vectors: LLVM's vectoriser does not find them in loops.
+
+Vectors have 8 lanes, two or one registers on today's CPUs, and 8 of them accumulate, so that 16 registers are enough
+and the latency of multiply-add is hidden. Each accumulator's order of additions is fixed, whatever its neighbours do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+
+from kernels.cpu.compile import lowlevel
+from kernels.cpu.lowlevel import ELEMENTS
+
+LANES = 8  # of float32; head_dim is a multiple of it
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+WORD = ir.IntType(32)
+WORDS = ir.VectorType(WORD, LANES)
+_CONTRACT = ("contract",)
+
+
+def _at(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, value=array).data, [index])
+
+
+def load_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    """``array[index : index + 8]`` as float32, from any of the element types of :func:`kernels.cpu.lowlevel.load`."""
+    element = context.get_data_type(kind.dtype)
+    size = kind.dtype.bitwidth // 8
+    vector = ir.VectorType(element, LANES)
+    raw = builder.load(builder.bitcast(_at(context, builder, kind, array, index), vector.as_pointer()), align=size)
+    if kind.dtype == types.float32:
+        return raw
+    if kind.dtype == types.uint8:
+        return builder.sitofp(builder.zext(raw, WORDS), FLOATS)
+    if kind.dtype == types.uint16:
+        wide = builder.zext(raw, WORDS)
+        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * LANES)), FLOATS)
+    return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+
+
+def store_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any, value: Any) -> None:
+    at = builder.bitcast(_at(context, builder, kind, array, index), value.type.as_pointer())
+    builder.store(value, at, align=4)
+
+
+def variable(builder: Any, value: Any) -> Any:
+    """A place that holds ``value``; LLVM turns it into a register."""
+    return cgutils.alloca_once_value(builder, value)  # type: ignore[no-untyped-call]
+
+
+def splat(builder: Any, value: Any) -> Any:
+    """A scalar in all lanes."""
+    vector = ir.VectorType(value.type, LANES)
+    lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(WORD, 0))
+    return shuffle(builder, lane, lane, [0] * LANES)
+
+
+def _add_product(builder: Any, accumulator: Any, left: Any, right: Any) -> None:
+    product = builder.fmul(left, right, flags=_CONTRACT)
+    builder.store(builder.fadd(builder.load(accumulator), product, flags=_CONTRACT), accumulator)
+
+
+def shuffle(builder: Any, left: Any, right: Any, lanes: Sequence[int]) -> Any:
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(WORD, len(lanes)), list(lanes)))
+
+
+def _lane_sums(builder: Any, vectors: Sequence[Any]) -> Any:
+    """The sums of the lanes of 4 or 8 vectors, as one vector in their order. Shuffles stay within 128 bits at first."""
+    even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
+
+    def halve(rest: Sequence[Any]) -> list[Any]:
+        pairs = zip(rest[::2], rest[1::2], strict=True)
+        return [builder.fadd(shuffle(builder, a, b, even), shuffle(builder, a, b, odd)) for a, b in pairs]
+
+    fours = halve(halve(vectors))
+    first, second = fours[0], fours[-1]
+    lower, upper = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)
+    taken = LANES if len(fours) > 1 else LANES // 2
+    return builder.fadd(shuffle(builder, first, second, lower[:taken]), shuffle(builder, first, second, upper[:taken]))
+
+
+def dot_products(heads: int, keys: int) -> Any:
+    """An intrinsic for the products of ``heads`` queries with ``keys`` keys; heads x keys is 4 or 8.
+
+    ``(query, q, head_dim, rows, start, first, last, scores, at, stride)``: query g is at ``query[q + g * head_dim]``;
+    key t is row ``min(first + t, last)`` of ``rows``, which begins at ``start``; the product goes to
+    ``scores[at + g * stride + t]``.
+    """
+
+    @lowlevel
+    def dot(
+        typing_context: Any,
+        query: Any, q: Any, head_dim: Any, rows: Any, start: Any, first: Any, last: Any,
+        scores: Any, at: Any, stride: Any,
+    ) -> Any:  # fmt: skip
+        if rows.dtype not in ELEMENTS:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+            query, q, head_dim, rows, start, first, last, scores, at, stride = arguments
+            zero = ir.Constant(FLOATS, [0.0] * LANES)
+            sums = [[variable(builder, zero) for _ in range(keys)] for _ in range(heads)]
+            places = []
+            for t in range(keys):
+                row = builder.add(first, ir.Constant(first.type, t))
+                row = builder.select(builder.icmp_signed("<", row, last), row, last)
+                places.append(builder.add(start, builder.mul(row, head_dim)))
+            lines = [builder.add(q, builder.mul(ir.Constant(q.type, g), head_dim)) for g in range(heads)]
+            step = ir.Constant(head_dim.type, LANES)
+            with cgutils.for_range_slice(builder, ir.Constant(head_dim.type, 0), head_dim, step) as (d, _):
+                lefts = [load_lanes(context, builder, kinds[0], query, builder.add(line, d)) for line in lines]
+                for t in range(keys):
+                    right = load_lanes(context, builder, kinds[3], rows, builder.add(places[t], d))
+                    for g in range(heads):
+                        _add_product(builder, sums[g][t], lefts[g], right)
+            total = _lane_sums(builder, [builder.load(one) for line in sums for one in line])
+            for g in range(heads):
+                part = shuffle(builder, total, total, range(g * keys, (g + 1) * keys))
+                place = builder.add(at, builder.mul(ir.Constant(at.type, g), stride))
+                store_lanes(context, builder, kinds[7], scores, place, part)
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(query, index, index, rows, index, index, index, scores, index, index), codegen
+
+    return dot
+
+
+def weighted_rows(heads: int, vectors: int) -> Any:
+    """An intrinsic that adds to ``heads`` sums the rows of a matrix times weights, for ``vectors`` x 8 columns.
+
+    ``(weights, w, stride, rows, start, count, head_dim, column, sums, at)``: weight of row t for sum g is
+    ``weights[w + g * stride + t]``; row t begins at ``rows[start + t * head_dim]``, sum g at
+    ``sums[at + g * head_dim]``.
+    """
+
+    @lowlevel
+    def add(
+        typing_context: Any,
+        weights: Any, w: Any, stride: Any, rows: Any, start: Any, count: Any, head_dim: Any, column: Any,
+        sums: Any, at: Any,
+    ) -> Any:  # fmt: skip
+        if rows.dtype not in ELEMENTS:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+            weights, w, stride, rows, start, count, head_dim, column, sums, at = arguments
+
+            def place(g: int, vector: int) -> Any:
+                line = builder.add(at, builder.mul(ir.Constant(at.type, g), head_dim))
+                return builder.add(builder.add(line, column), ir.Constant(at.type, vector * LANES))
+
+            parts = [
+                [
+                    variable(builder, load_lanes(context, builder, kinds[8], sums, place(g, vector)))
+                    for vector in range(vectors)
+                ]
+                for g in range(heads)
+            ]
+            with cgutils.for_range(builder, count) as loop:
+                t = loop.index
+                row = builder.add(builder.add(start, column), builder.mul(t, head_dim))
+                values = [
+                    load_lanes(
+                        context, builder, kinds[3], rows, builder.add(row, ir.Constant(row.type, vector * LANES))
+                    )
+                    for vector in range(vectors)
+                ]
+                for g in range(heads):
+                    index = builder.add(builder.add(w, t), builder.mul(ir.Constant(w.type, g), stride))
+                    weight = builder.load(_at(context, builder, kinds[0], weights, index))
+                    factor = splat(builder, weight)
+                    for vector in range(vectors):
+                        _add_product(builder, parts[g][vector], factor, values[vector])
+            for g in range(heads):
+                for vector in range(vectors):
+                    store_lanes(context, builder, kinds[8], sums, place(g, vector), builder.load(parts[g][vector]))
+            return context.get_dummy_value()
+
+        index = types.intp
+        return types.void(weights, index, index, rows, index, index, index, index, sums, index), codegen
+
+    return add
