@@ -47,10 +47,11 @@ def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: in
     where = "id > ?" + (" AND acted" if acted_only else "")
     query = f"SELECT * FROM ticks WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608  # no outside text in it
     try:
+        path.stat()  # SQLite would only say that it is unable to open the file
         with _connect(path, read_only=True) as connection:
             rows = connection.execute(query, (after_id, limit)).fetchall()
     except (sqlite3.Error, OSError) as error:
-        raise JournalError(f"journal {path}: {error}") from error
+        raise JournalError(f"journal {path}: {getattr(error, 'strerror', None) or error}") from error
     return [
         Tick(row[0], row[1], row[2], row[3], bool(row[4]), json.loads(row[5]), row[6] and json.loads(row[6]))
         for row in reversed(rows)

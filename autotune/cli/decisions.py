@@ -90,7 +90,7 @@ def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
     try:
         return read_ticks(path, limit=limit, acted_only=True, after_id=after_id)
     except JournalError as error:
-        raise CliError(str(error)) from error
+        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:

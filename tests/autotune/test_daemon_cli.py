@@ -167,6 +167,12 @@ def test_a_daemon_that_cannot_start_says_why_in_one_line(autotune: Any, tmp_path
         assert len(err.splitlines()) == 1, err
 
 
+def test_decisions_without_a_journal_say_what_is_missing(autotune: Any, tmp_path: Path) -> None:
+    code, _, err = autotune("decisions", "--journal", str(tmp_path / "none.db"))
+    assert code == 1
+    assert "none.db: No such file or directory; name the daemon's with --journal or --config" in err
+
+
 def test_decisions_out_of_the_journal(autotune: Any, tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path, wall_s=lambda: 0.0)
