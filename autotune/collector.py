@@ -147,7 +147,10 @@ def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
             return f"counter {item.name} fell from {getattr(before.counters, item.name)} to {value}"
     for item in fields(Gauges):
         value = getattr(reading.gauges, item.name)
-        if value is not None and not isinstance(value, list | dict) and amount(value) is None:
+        if value is None or isinstance(value, list | dict):
+            continue
+        is_flag = "bool" in str(item.type)
+        if not isinstance(value, bool) if is_flag else amount(value) is None:
             return f"gauge {item.name} is {value!r}"
     for name in _HISTOGRAMS:
         problem = _implausible_histogram(getattr(reading, name), None if before is None else getattr(before, name))

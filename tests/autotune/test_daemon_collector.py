@@ -50,11 +50,31 @@ def test_windows_are_differences_and_span_missed_polls(collector: Collector, eng
     assert collector.counters.failed_polls == 5
 
 
+@pytest.mark.parametrize("emulated", [True, False, None])
+def test_readings_of_an_engine_with_a_host_pool_are_believed(
+    collector: Collector, engine: Any, clock: ManualClock, emulated: bool | None
+) -> None:
+    stats = engine.stats
+
+    def with_host() -> Any:
+        reading = stats()
+        reading.gauges.host_link_is_emulated = emulated
+        return reading
+
+    engine.stats = with_host
+    poll(collector, clock, 2)
+    assert collector.health is not Health.STARTING
+    assert collector.counters.failed_polls == 0
+    assert collector.latest is not None
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda f: setattr(f.gauges, "kv_usage", math.nan),
         lambda f: setattr(f.gauges, "running", -1),
+        lambda f: setattr(f.gauges, "running", True),
+        lambda f: setattr(f.gauges, "host_link_is_emulated", "yes"),
         lambda f: setattr(f.gauges, "memory_rss_bytes", math.inf),
         lambda f: setattr(f.counters, "requests_completed", f.counters.requests_completed - 1),
         lambda f: setattr(f.counters, "steps", "many"),
