@@ -193,7 +193,7 @@ class BlockPool:
         """Put a block where it belongs after its holders, nodes or pins changed: held, idle, or freed."""
         if block.tier != self.tier:
             self._pool_of(block).settle(block)
-        elif block.holders or block.is_pinned:
+        elif block.holders or block.in_recode or block.in_transfer:
             self._not_idle(block)
         elif block.nodes or (self.tier == HOST and block.twin is not None):
             if block not in self.idle:
@@ -270,9 +270,11 @@ class BlockPool:
             self._give_up(block, CLEARED)
 
     def _free(self, block: Block) -> None:
-        self._not_idle(block)
-        self.unmark_stale(block)
-        if self.tier == DEVICE:
+        if block.offset in self.idle.blocks:
+            self._not_idle(block)
+        if block.is_stale:
+            self.unmark_stale(block)
+        if block.twin is not None and self.tier == DEVICE:
             self.unlink(block)
         del self.blocks[block.offset]
         if block.filled:

@@ -336,7 +336,7 @@ class CacheManager(OffloadFace, TablesFace):
                     for undo in reversed(added):
                         self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)
                     return False
-                pool.hold(block, sequence.serial)
+                block.holders[sequence.serial] = None  # fresh: there is no list to take it from
                 table.append(block, block.end, self._versions.next())
                 added.append(group)
             self._report_dropped(group)

@@ -95,23 +95,28 @@ class DecodeRun:
 
     def run(self, until_ns: int) -> None:
         """Step until the clock has reached ``until_ns``, nobody is left, or a decision is due."""
-        scheduler, pace, stats = self._scheduler, self._pace, self._stats
+        scheduler, pace, stats, pacer = self._scheduler, self._pace, self._stats, self._pacer
+        is_lazy, is_silent = self._is_lazy, scheduler.is_silent
         pace.begin(self._requests, self._starts)
         number, tokens, step_ns = len(self._requests), 0, 0
+        recodes: tuple[RecodeBatch, ...] = ()
         while self._next_slot > self.done or self._allocate():
-            if self._is_lazy and self._may_recode:
+            if is_lazy and self._may_recode:
                 break  # conversions look at every sequence, and these are behind with their commits
-            before_ns = self._now_ns
-            if self._pacer is not None:
-                scheduler.set_recode_budget(self._pacer.budget_tokens())
-            recodes = self._plan_recodes() if not self._is_lazy and scheduler.recodes else ()
-            scheduler.report_decodes(number, sum(batch.num_tokens for batch in recodes), before_ns)
-            begin_ns = self._recode(recodes) if recodes else before_ns
+            before_ns = begin_ns = self._now_ns
+            if pacer is not None:
+                scheduler.set_recode_budget(pacer.budget_tokens())
+            if not is_lazy:
+                recodes = self._plan_recodes() if scheduler.recodes else ()
+            if not is_silent:
+                scheduler.report_decodes(number, sum(batch.num_tokens for batch in recodes), before_ns)
+            if recodes:
+                begin_ns = self._recode(recodes)
             self._now_ns = now_ns = pace.step()
             step_ns += now_ns - begin_ns
-            if self._pacer is not None:
+            if pacer is not None:
                 recoded = max((batch.num_tokens for batch in recodes), default=0)
-                self._pacer.observe(now_ns - begin_ns, begin_ns - before_ns, recoded)
+                pacer.observe(now_ns - begin_ns, begin_ns - before_ns, recoded)
             step = self.done
             if step:
                 stats.gaps(now_ns - before_ns, number)

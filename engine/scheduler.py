@@ -90,7 +90,7 @@ class Scheduler:
         self.counters = counters if counters is not None else Counters()
         self._clock = clock
         self._events: EventSink = events if events is not None else NullSink()
-        self._is_silent = isinstance(self._events, NullSink)
+        self.is_silent = isinstance(self._events, NullSink)  # nobody listens: events of steps need not be made
         self._eos = eos_token_ids
         self._recode_tokens = recode_tokens_per_step
         self._sync_recode = sync_recode
@@ -263,7 +263,7 @@ class Scheduler:
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
             self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(step.ordered(self.cache), recodes, tuple(step.preempted))
-        if not plan.is_empty and not self._is_silent:
+        if not plan.is_empty and not self.is_silent:
             self._report(plan)
         return plan
 
@@ -541,9 +541,8 @@ class Scheduler:
 
     def report_decodes(self, number: int, recoded_tokens: int, stamp_ns: int) -> None:
         """One step of ``number`` decodes and no prefill was planned."""
-        if not self._is_silent:
-            running, waiting = len(self._running), self.num_waiting
-            self._events.emit(StepScheduled(stamp_ns, number, 0, recoded_tokens, running, waiting))
+        running, waiting = len(self._running), self.num_waiting
+        self._events.emit(StepScheduled(stamp_ns, number, 0, recoded_tokens, running, waiting))
 
     # -- results --------------------------------------------------------------------------------------------------
 

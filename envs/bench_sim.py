@@ -1,8 +1,9 @@
 """Benchmark of the simulator: how fast it is, and how true. ``python -m envs.bench_sim``; the last line is JSON.
 
 Speeds are per second of one core's own time (one process, one thread), so that a busy machine does not show in them.
-Fidelity runs the bundled model on this machine, live and simulated, back to back; what else the machine does meanwhile
-shows as the spread of live runs against each other, which is printed beside every error.
+Fidelity runs the bundled model on this machine, live and simulated, back to back, on one thread. With ``--clock cpu``
+time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. What else the
+machine does shows as the spread of live runs against each other, which is printed beside every error.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Context:
     model: Path
     traces: Path | None
     quick: bool
+    cpu_time: bool
     log: Callable[[str], None]
 
     def trace(self, name: str, fallback: str, duration_s: float) -> Trace:
@@ -155,15 +157,18 @@ class Bench:
         torch.set_num_threads(1)
         self.context = context
         self._loaded = load_model(context.model)
-        self.live: LiveEngineRun = LiveEngineRun(self._loaded, POOL_BYTES)
+        self.live: LiveEngineRun = LiveEngineRun(self._loaded, POOL_BYTES, cpu_time=context.cpu_time)
         self.profile = self.measure()
 
     def measure(self) -> Profile:
         """The machine as it is now."""
+        from envs.live_run import CpuClock  # noqa: PLC0415
         from envs.measured import measure_profile  # noqa: PLC0415
 
         self.context.log("measuring a profile")
-        return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=self.context.quick)
+        clock = CpuClock() if self.context.cpu_time else None
+        quick = self.context.quick
+        return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=quick, clock=clock)
 
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
         longest = self.profile.model.max_model_len
@@ -254,6 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", default=",".join(ROWS), help="comma separated (%(default)s)")
     parser.add_argument("--model", type=Path, default=MODEL, help="model folder of the fidelity rows (%(default)s)")
     parser.add_argument("--traces", type=Path, help="folder of public traces; generated ones without")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="of the fidelity rows (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="short: minutes in all")
     parser.add_argument("--json", type=Path, help="write the result here too")
     arguments = parser.parse_args(argv)
@@ -261,7 +267,13 @@ def main(argv: list[str] | None = None) -> int:
     unknown = [name for name in wanted if name not in ROWS]
     if unknown:
         parser.error(f"unknown row {unknown[0]}; choose from {', '.join(ROWS)}")
-    context = Context(arguments.model, arguments.traces, arguments.quick, lambda text: print(text, flush=True))
+    context = Context(
+        arguments.model,
+        arguments.traces,
+        arguments.quick,
+        arguments.clock == "cpu",
+        lambda text: print(text, flush=True),
+    )
     rows: Mapping[str, Callable[[Context], dict[str, Any]]] = {
         "speed": speed, "env": env, "week": week, "fidelity": fidelity, "tau": tau,
     }  # fmt: skip
@@ -270,6 +282,7 @@ def main(argv: list[str] | None = None) -> int:
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "quick": arguments.quick,
+        "clock": arguments.clock,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     for name in wanted:

@@ -1,7 +1,9 @@
 """Runs a trace against a real engine in this process, open loop, without a server: what a simulation is held against.
 
-The engine's own thread, scheduler, cache and model; requests are added at their arrival times. torch is imported only
-when called.
+The engine's own scheduler, cache, step loop and model. Time is either the machine's, with the engine's own thread and
+requests added at their arrival times; or that of the processor's work for this process (:class:`CpuClock`), in which
+nobody waits: what other processes do to the machine then shows only as slower memory. With one thread on an idle
+machine the two agree. torch is imported only when called.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from engine.cache_manager import CacheManager
-from engine.clock import RealClock
+from engine.clock import Clock, RealClock
 from engine.core import CoreOptions, EngineCore, RequestDelta
 from engine.core_stats import CoreStats
 from engine.core_thread import EngineThread
@@ -25,7 +28,7 @@ from engine.events import NullSink
 from engine.scheduler import AdmissionError, Scheduler
 from engine.stats import Counters
 from engine.tunable_state import Patch
-from engine.tunables import default_values
+from engine.tunables import TunableValue, default_values
 from envs.ledger import Ledger, RequestRecord
 from envs.signals import Targets
 from envs.sim_request import SimRequest, make_request
@@ -40,6 +43,23 @@ _LONGEST_S: Final = 300.0
 _LEAD_S: Final = 0.05
 
 
+class CpuClock:
+    """Time that this process has computed, and what was skipped while it had nothing to do. One thread only."""
+
+    def __init__(self) -> None:
+        self._skipped_ns = 0
+
+    def now_ns(self) -> int:
+        return time.process_time_ns() + self._skipped_ns
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def skip_to_ns(self, now_ns: int) -> None:
+        """Nothing happens until then."""
+        self._skipped_ns += max(0, now_ns - self.now_ns())
+
+
 @dataclass
 class LiveOutcome:
     """Every request's record, and the engine's counters at the end."""
@@ -51,19 +71,23 @@ class LiveOutcome:
 class LiveEngineRun:
     """A model with its arenas, to be run as often as wanted under different settings of one pool size."""
 
-    def __init__(self, loaded: LoadedModel, pool_bytes: int) -> None:
+    def __init__(self, loaded: LoadedModel, pool_bytes: int, *, cpu_time: bool = False) -> None:
+        """``cpu_time``: see the module; else the machine's time."""
         from engine.model_runner import ModelRunner  # noqa: PLC0415
         from engine.warmup import warm_up  # noqa: PLC0415
         from kernels import ops  # noqa: PLC0415
 
         self._loaded = loaded
         self._pool_bytes = pool_bytes
+        self._cpu_time = cpu_time
         layout = self._cache(default_values(), SimOptions(pool_bytes, 1), Counters()).layout
         sizes = [layout.arena_bytes(group) for group in range(len(loaded.groups))]
         self._runner: ModelRunner = ModelRunner(loaded, sizes, ops, rng=random.Random(0))
         warm_up(self._runner, loaded.groups, pool_bytes, RealClock())
 
-    def _cache(self, values: dict[str, str | int], options: SimOptions, counters: Counters) -> CacheManager:
+    def _cache(
+        self, values: dict[str, TunableValue], options: SimOptions, counters: Counters, clock: Clock | None = None
+    ) -> CacheManager:
         return CacheManager(
             self._loaded.groups,
             self._pool_bytes,
@@ -71,18 +95,20 @@ class LiveEngineRun:
             recent_tokens=options.recent_tokens,
             sinks=options.sinks,
             watermark=options.watermark,
-            clock=RealClock(),
+            clock=clock or RealClock(),
             events=NullSink(),
             counters=counters,
         )
 
     def run(self, trace: Trace, options: SimOptions, changes: Sequence[tuple[float, Patch]] = ()) -> LiveOutcome:
-        """Play a trace; ``changes``: moments in seconds and what is patched then. Takes as long as the trace does.
+        """Play a trace; ``changes``: moments in seconds and what is patched then. Takes as long as the trace does, or
+        as its work does.
 
         Raises TimeoutError when requests have not ended within minutes.
         """
-        values, counters, clock = {**default_values(), **options.values}, Counters(), RealClock()
-        cache = self._cache(values, options, counters)
+        values: dict[str, TunableValue] = {**default_values(), **options.values}
+        counters, clock = Counters(), CpuClock() if self._cpu_time else RealClock()
+        cache = self._cache(values, options, counters, clock)
         scheduler = Scheduler(
             cache,
             values,
@@ -103,67 +129,100 @@ class LiveEngineRun:
             ),
             stats=CoreStats(counters),
         )
-        outcome, left = LiveOutcome(counters=counters), threading.Semaphore(0)
-
-        def deliver(deltas: list[RequestDelta]) -> None:
-            for delta in deltas:
-                if delta.finish_reason is not None:
-                    left.release()
-
-        thread = EngineThread(core, deliver)
-        thread.start()
-        try:
-            requests = self._play(trace, options, changes, thread, clock, left)
-            for _ in trace.requests:
-                if not left.acquire(timeout=_LONGEST_S):
-                    raise TimeoutError("the engine does not get done")
-        finally:
-            thread.stop(10.0)
+        moments: list[tuple[float, SimRequest | Patch]] = [*self._requests(trace, options), *changes]
+        moments.sort(key=lambda pair: pair[0])
+        outcome = LiveOutcome(counters=counters)
         ledger = Ledger(Targets(), outcome.records.append)
-        for request, added in requests:
-            refusal = added.exception()
-            if isinstance(refusal, AdmissionError):
-                ledger.rejected(request)
-            elif refusal is not None:
-                raise refusal
-            else:
-                ledger.ended(request, "completed")
+        if isinstance(clock, CpuClock):
+            _play_in_cpu_time(moments, core, clock, ledger)
+        else:
+            _play_in_real_time(moments, core, clock, ledger)
         return outcome
 
-    def _play(
-        self,
-        trace: Trace,
-        options: SimOptions,
-        changes: Sequence[tuple[float, Patch]],
-        thread: EngineThread,
-        clock: RealClock,
-        left: threading.Semaphore,
-    ) -> list[tuple[SimRequest, Future[None]]]:
+    def _requests(self, trace: Trace, options: SimOptions) -> Iterator[tuple[float, SimRequest]]:
         vocabulary = self._loaded.config.vocab_size
-        prepared = []
         for index, source in enumerate(trace.requests):
             request = make_request(
                 source, index, 0, trace.block_tokens, max_model_len=options.max_model_len, prefix_cache=True
             )
             request.prompt_ids = _within(request.prompt_ids, vocabulary)
-            prepared.append((source.arrival_s, request))
-        moments: list[tuple[float, SimRequest | Patch]] = sorted([*prepared, *changes], key=lambda pair: pair[0])
-        start_ns = clock.now_ns() + round(1e9 * _LEAD_S)
-        sent: list[tuple[SimRequest, Future[None]]] = []
-        for at_s, what in moments:
-            wait_s = (start_ns - clock.now_ns()) / 1e9 + at_s
-            if wait_s > 0:
-                time.sleep(wait_s)
+            yield source.arrival_s, request
+
+
+def _play_in_cpu_time(
+    moments: Sequence[tuple[float, SimRequest | Patch]], core: EngineCore, clock: CpuClock, ledger: Ledger
+) -> None:
+    start_ns, live = clock.now_ns(), {}
+    coming = deque((start_ns + round(1e9 * at_s), what) for at_s, what in moments)
+    while coming or core.has_work:
+        while coming and coming[0][0] <= clock.now_ns():
+            at_ns, what = coming.popleft()
             if isinstance(what, Patch):
-                patch = what
-                thread.call(lambda core, patch=patch: core.patch(patch))  # type: ignore[misc]
+                core.patch(what)
                 continue
-            what.arrival_ns = clock.now_ns()
-            added = thread.call(lambda core, request=what: core.add(request))  # type: ignore[misc]
-            # Not waited for: the next one may arrive within the same step.
-            added.add_done_callback(lambda future: left.release() if future.exception() is not None else None)
-            sent.append((what, added))
-        return sent
+            what.arrival_ns = at_ns
+            try:
+                core.add(what)
+                live[what.request_id] = what
+            except AdmissionError:
+                ledger.rejected(what)
+        if core.has_work:
+            for delta in core.step():
+                if delta.finish_reason is not None:
+                    ledger.ended(live.pop(delta.request_id), "completed")
+        elif core.has_background_work:
+            core.background()
+        elif coming:
+            clock.skip_to_ns(coming[0][0])
+
+
+def _play_in_real_time(
+    moments: Sequence[tuple[float, SimRequest | Patch]], core: EngineCore, clock: Clock, ledger: Ledger
+) -> None:
+    left = threading.Semaphore(0)
+
+    def deliver(deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                left.release()
+
+    thread = EngineThread(core, deliver)
+    thread.start()
+    try:
+        sent = _send(moments, thread, clock, left)
+        for _ in sent:
+            if not left.acquire(timeout=_LONGEST_S):
+                raise TimeoutError("the engine does not get done")
+    finally:
+        thread.stop(10.0)
+    for request, added in sent:
+        refusal = added.exception()
+        if isinstance(refusal, AdmissionError):
+            ledger.rejected(request)
+        elif refusal is not None:
+            raise refusal
+        else:
+            ledger.ended(request, "completed")
+
+
+def _send(
+    moments: Sequence[tuple[float, SimRequest | Patch]], thread: EngineThread, clock: Clock, left: threading.Semaphore
+) -> list[tuple[SimRequest, Future[None]]]:
+    start_ns = clock.now_ns() + round(1e9 * _LEAD_S)
+    sent: list[tuple[SimRequest, Future[None]]] = []
+    for at_s, what in moments:
+        wait_s = (start_ns - clock.now_ns()) / 1e9 + at_s
+        if wait_s > 0:
+            time.sleep(wait_s)
+        if isinstance(what, Patch):
+            thread.call(lambda core, patch=what: core.patch(patch))  # type: ignore[misc]
+            continue
+        what.arrival_ns = clock.now_ns()
+        added = thread.call(lambda core, request=what: core.add(request))  # type: ignore[misc]
+        # Not waited for: the next one may arrive within the same step.
+        added.add_done_callback(lambda future: left.release() if future.exception() is not None else None)
+        sent.append((what, added))
+    return sent
 
 
 def _within(ids: list[int], vocabulary: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.clock import Clock
 from engine.errors import EngineError
 from engine.step_counts import RECODE_NAMES, RECODES
 from envs.latency_fit import fit_recodes, fit_steps
@@ -31,8 +32,9 @@ def measure_profile(
     versions: dict[str, str],
     quick: bool = False,
     progress: Progress | None = None,
+    clock: Clock | None = None,
 ) -> Profile:
-    """Run the scenarios of :mod:`engine.profiling` on a loaded model and fit them.
+    """Run the scenarios of :mod:`engine.profiling` on a loaded model and fit them. ``clock``: the machine's by default.
 
     Raises EngineError for a pool that is too small or does not fit the device.
     """
@@ -45,7 +47,7 @@ def measure_profile(
 
     config, target = loaded.config, loaded.model.device
     try:
-        measurer = Measurer(loaded, pool_bytes)
+        measurer = Measurer(loaded, pool_bytes, clock=clock)
     except (ValueError, RuntimeError) as error:
         raise EngineError(f"a KV pool of {pool_bytes} bytes does not do: {error}") from error
     chosen = scenarios(
