@@ -674,6 +674,10 @@ class CacheManager:
             if other.request_id in self._by_request
         )
 
+    def press_bytes(self, request: Request, num_bytes: Sequence[int]) -> bool:
+        """Let a running request have more of its oldest blocks on the host, worth so many bytes per group."""
+        return self._tier is not None and self._tier.press(self._by_request[request.request_id], num_bytes)
+
     def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
         """A step has attended so many bytes on the host, and computing has waited for them."""
         self.counters.host_streamed_bytes += num_bytes
