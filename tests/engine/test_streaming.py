@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def test_every_layer_of_every_tile_lies_where_its_offset_says(shape: KVShape) ->
             assert address + size <= buffer + half
             spans.append((address, address + size))
         spans.sort()
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), "tiles overlap"
+        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "tiles overlap"
 
 
 def test_more_than_a_buffer_holds_is_refused() -> None:
@@ -49,10 +51,8 @@ def test_more_than_a_buffer_holds_is_refused() -> None:
 
 def test_host_blocks_become_tiles_and_others_stay() -> None:
     shape = SHAPES[0]
-    rows = np.array(
-        [[10, NATIVE.code, 0, 64], [20, INT8.code, 64, 64], [30, INT4.code, 128, 40], [40, NATIVE.code, 176, 5]],
-        np.int32,
-    )
+    blocks = [[10, NATIVE.code, 0, 64], [20, INT8.code, 64, 64], [30, INT4.code, 128, 40], [40, NATIVE.code, 176, 5]]
+    rows = np.array(blocks, np.int32)
     found = expand(rows, np.array([True, False, True, False]), shape)
     # A native tile holds 16 tokens, a quantised one 32; of the last only 8 are valid.
     assert found.rows[:, 1:].tolist() == [

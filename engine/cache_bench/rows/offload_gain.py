@@ -1,4 +1,4 @@
-"""``offload_gain``: throughput with a host tier over throughput without, at 1, 8 and 32 clients, and where it crosses 1.
+"""``offload_gain``: throughput with a host tier over that without, at 1, 8 and 32 clients, and where it crosses 1.
 
 The pool is the same for all: it holds ten conversations at their end. Each client goes through two sessions of its own,
 turn by turn, without think time. One client finds all it needs on the device, and the tier can only cost; with eight
@@ -31,11 +31,8 @@ def run(context: Context) -> dict[str, object]:
     link = emulated_link(context)
     warm_up(context.load())
     gains: dict[int, float] = {}
-    detail: dict[str, object] = {
-        "link_bytes_per_s": round(link.in_bytes_per_s),
-        "link": "emulated",
-        "seed": context.seed,
-    }
+    rate = round(link.in_bytes_per_s)
+    detail: dict[str, object] = {"link_bytes_per_s": rate, "link": "emulated", "seed": context.seed}
     for clients in _QUICK_CLIENTS if context.quick else _CLIENTS:
         shape = SessionShape(
             num_sessions=2 * clients if clients > 1 else 6,

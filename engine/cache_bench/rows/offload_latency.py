@@ -1,10 +1,10 @@
-"""``offload_tbt_p50_ratio`` and ``offload_ttft_p95_ratio``: what a pool of 0.6 of the working set costs with a host tier.
+"""``offload_tbt_p50_ratio`` and ``offload_ttft_p95_ratio``: what a pool of 0.6 of the working set costs.
 
 Sessions with think time run against a pool of 0.6 of what their conversations take at the end, with the rest on the
-host behind an emulated link of a twentieth of the memory's bandwidth, and against a pool that holds everything. Promised
-are 1.05 for the median gap between tokens and 1.2 for the 95th percentile of the time to the first token. Sessions and
-the driver: see :mod:`engine.cache_bench.sessions`. Copies are made by the engine's own thread here, so the gaps
-contain them, which a GPU's would not.
+host behind an emulated link of a twentieth of the memory's bandwidth, and against a pool that holds everything.
+Promised are 1.05 for the median gap between tokens and 1.2 for the 95th percentile of the time to the first token.
+Sessions and the driver: see :mod:`engine.cache_bench.sessions`. Copies are made by the engine's own thread here, so
+the gaps contain them, which a GPU's would not.
 """
 
 from __future__ import annotations
