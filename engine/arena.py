@@ -81,11 +81,13 @@ class Arena:
 
     def per_slab(self, block_class: BlockClass) -> int:
         """Blocks of a class in one slab."""
-        return self._class(block_class).per_slab
+        state = self._classes.get(block_class) or self._class(block_class)
+        return state.per_slab
 
     def block_bytes(self, block_class: BlockClass) -> int:
         """Bytes of one block of a class."""
-        return self._class(block_class).block_units * OFFSET_UNIT
+        state = self._classes.get(block_class) or self._class(block_class)
+        return state.block_units * OFFSET_UNIT
 
     def free_slots(self, block_class: BlockClass) -> int:
         """Free slots in slabs that belong to a class already."""
@@ -108,8 +110,8 @@ class Arena:
 
         A fresh slab is cut only while more than ``keep_slabs`` are free; ``avoid_slab`` is never chosen.
         """
-        state = self._class(block_class)
-        index = self._partial_slab(state, avoid_slab)
+        state = self._classes.get(block_class) or self._class(block_class)
+        index = self._partial_slab(state, avoid_slab) if state.counts else -1
         if index < 0:
             if self.num_free_slabs <= keep_slabs:
                 return None
@@ -121,8 +123,9 @@ class Arena:
             state.free_slots += state.per_slab
             state.move(1 << index, 0, state.per_slab)
         slab = self._slabs[index]
-        slot = lowest_bit(slab.free)
-        slab.free &= ~(1 << slot)
+        lowest = slab.free & -slab.free
+        slot = lowest.bit_length() - 1
+        slab.free ^= lowest
         state.move(1 << index, state.per_slab - slab.used, state.per_slab - slab.used - 1)
         slab.used += 1
         state.free_slots -= 1

@@ -55,6 +55,7 @@ class BlockPool:
         self.lives = lives or BlockLives()
         self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
         self.class_counts: dict[BlockClass, int] = {}
+        self.class_tokens: dict[BlockClass, int] = {}  # committed tokens, in whole chunks
         self.resident_bytes = 0
         self.stale_bytes = 0
         self.version = 0  # grows whenever room may have appeared
@@ -86,6 +87,9 @@ class BlockPool:
         primary = BlockClass(NATIVE.name, block_size)
         slots = {block_size: self.arena.free_slots(primary) + self.idle.num_of(primary)}
         slabs = self._spare_slabs(primary, keep_slabs)
+        blocks = -(-(stop - start) // block_size)
+        if start % block_size == 0 and blocks <= slots[block_size] + slabs * self.arena.per_slab(primary):
+            return [block_size] * blocks  # the usual case: room for the size that is wanted, wherever
         sizes: list[int] = []
         position = start
         while position < stop:
@@ -149,6 +153,12 @@ class BlockPool:
         self.resident_bytes += self.arena.block_bytes(block_class)
         self.idle.slab_changed(self.arena.slab_of(offset))
         return block
+
+    def fill(self, block: Block, filled: int) -> None:
+        """``filled`` tokens of the block are committed now."""
+        kind = block.block_class
+        self.class_tokens[kind] = self.class_tokens.get(kind, 0) + filled - block.filled
+        block.filled = filled
 
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""
@@ -247,8 +257,10 @@ class BlockPool:
 
     def take_place(self, block: Block, old: Block) -> None:
         """A block has the names of its counterpart in the other tier now, and is as old and valuable as that was."""
-        self._pool_of(block)._not_idle(block)  # noqa: SLF001 - of the same class
-        block.filled, block.last_used = old.filled, old.last_used
+        pool = self._pool_of(block)
+        pool._not_idle(block)  # noqa: SLF001 - of the same class
+        pool.fill(block, old.filled)
+        block.last_used = old.last_used
         block.priority, block.floor = old.priority, old.floor
         self.lives.converted(block, (old,))
 
@@ -263,6 +275,8 @@ class BlockPool:
         if self.tier == DEVICE:
             self.unlink(block)
         del self.blocks[block.offset]
+        if block.filled:
+            self.class_tokens[block.block_class] -= block.filled
         count = self.class_counts[block.block_class] - 1
         if count:
             self.class_counts[block.block_class] = count

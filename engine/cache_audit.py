@@ -21,10 +21,12 @@ def check_pool(pool: BlockPool) -> None:
     counts: dict[BlockClass, int] = {}
     idle: dict[BlockClass, int] = {}
     slab_idle = [0] * arena.num_slabs
+    tokens: dict[BlockClass, int] = {}
     stale_bytes = idle_bytes = resident = 0
     for offset, block in pool.blocks.items():
         size = arena.block_bytes(block.block_class)
         counts[block.block_class] = counts.get(block.block_class, 0) + 1
+        tokens[block.block_class] = tokens.get(block.block_class, 0) + block.filled
         resident += size
         slab = arena.slab_of(offset)
         _check_block(pool, offset, block)
@@ -34,6 +36,9 @@ def check_pool(pool: BlockPool) -> None:
             idle_bytes += size
         stale_bytes += size * block.is_stale
     _require(counts == used == pool.class_counts, f"blocks {counts}, slabs {used}, counted {pool.class_counts}")
+    kept = {kind: count for kind, count in pool.class_tokens.items() if count}
+    found_tokens = {kind: count for kind, count in tokens.items() if count}
+    _require(kept == found_tokens, f"tokens by class: found {found_tokens}, counted {kept}")
     whole = {slab for slab, count in enumerate(slab_idle) if count and count == arena.slab_used(slab)}
     found, counted = (slab_idle, idle, whole), pool.idle.counts()
     _require(found == counted, f"idle by slab, by class and whole slabs: found {found}, counted {counted}")

@@ -28,7 +28,7 @@ from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.clock import Clock
 from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
 from engine.evictor import Evictor
-from engine.formats import CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
+from engine.formats import BLOCK_SIZES, CHUNK_TOKENS, NATIVE, BlockClass, lossiness_of
 from engine.host_tier import HostTier
 from engine.memory_model import GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
 from engine.plan import Entry, RecodeBatch
@@ -47,6 +47,7 @@ from engine.tunables import TunableValues
 from engine.versions import Versions
 
 RESERVE_SLABS = 1
+_NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 _STREAM_SLACK_TOKENS = 64  # that a sequence which is going to be streamed can grow by at least
 
 
@@ -317,7 +318,7 @@ class CacheManager:
         added: list[int] = []
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             for size in sizes[group]:
-                block = pool.take(BlockClass(NATIVE.name, size), table.capacity, keep_slabs=keep_slabs)
+                block = pool.take(_NATIVE_CLASSES[size], table.capacity, keep_slabs=keep_slabs)
                 if block is None:
                     for undo in reversed(added):
                         self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)
@@ -376,6 +377,35 @@ class CacheManager:
         for recoder in self._recoders:
             recoder.advance(sequence)
 
+    # -- runs of decode steps (engine.decode_run) -----------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Whether commits do nothing but count: every block is native and of the size it should have, nothing is
+        evicted and the model hides nothing. Holds until a block of another size is taken or settings change.
+        """
+        settings = self._settings
+        if settings.kv_format != NATIVE.name or settings.eviction != "none":
+            return False
+        return all(
+            len(pool.class_counts) == 1 and BlockClass(NATIVE.name, settings.block_size) in pool.class_counts
+            for pool in self._pools
+        ) and all(group.window is None for group in self.groups)
+
+    def capacity(self, request: Request) -> int:
+        """Tokens of a request that have slots in every group."""
+        return self._by_request[request.request_id].capacity
+
+    def note_computed(self, request: Request, num_computed: int, end: int) -> None:
+        """``allocate`` and ``commit`` where they only count: the slots are there, and no chunk has been completed."""
+        sequence = self._by_request[request.request_id]
+        sequence.committed, sequence.end = num_computed, end
+
+    def commit_run(self, request: Request, num_computed: int) -> None:
+        """``commit`` after several steps for whose tokens slots were there."""
+        sequence = self._by_request[request.request_id]
+        sequence.end = max(sequence.end, num_computed)
+        self.commit(request, num_computed)
+
     def drop_idle(self, *, host: bool = False) -> None:
         """Give up all cached blocks on the device that no request holds, pinned ones too: for one that has no room even
         alone. What has a copy on the host stays cached there, unless ``host``.
@@ -410,15 +440,15 @@ class CacheManager:
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
-        for group, table in enumerate(sequence.tables):
+        for pool, table in zip(self._pools, sequence.tables, strict=True):
             for index in range(len(table.blocks) - 1, -1, -1):
                 block = table.blocks[index]
                 if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
                     break
                 filled = min(block.size, done - block.first)
                 if filled > block.filled:
-                    block.filled = filled
-                    self._pools[group].unlink(block)  # a copy of less than that is worth nothing
+                    pool.fill(block, filled)
+                    pool.unlink(block)  # a copy of less than that is worth nothing
 
     def _enter(self, sequence: CacheSequence, request: Request) -> None:
         """Enter newly completed chunks into the prefix cache."""
@@ -483,6 +513,10 @@ class CacheManager:
             self._events.emit(PrefixBlocksDropped(self._clock.now_ns(), group, dropped))
 
     # -- what the executor reads ----------------------------------------------------------------------------------
+
+    def table(self, request: Request, group: int) -> BlockTable:
+        """A request's block table in one group, to read. Raises KeyError for a request that holds nothing."""
+        return self._by_request[request.request_id].tables[group]
 
     def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
         """The block table from entry index ``start`` on, in position order, including this step's allocated tokens.

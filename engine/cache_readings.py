@@ -74,15 +74,13 @@ def read_usage(
 def read_resident(pools: Sequence[BlockPool]) -> list[ResidentBytes]:
     """Allocated bytes by class, idle cached ones included, and tokens in them in whole chunks.
 
-    Tokens are those of the first group that has the class: a token counts once. O(blocks): for readings.
+    Tokens are those of the first group that has the class: a token counts once. O(classes).
     """
     found: dict[BlockClass, ResidentBytes] = {}
     for pool in pools:
-        tokens: dict[BlockClass, int] = {}
-        for block in pool.blocks.values():
-            tokens[block.block_class] = tokens.get(block.block_class, 0) + block.filled
         for block_class, count in pool.class_counts.items():
-            row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens[block_class]))
+            tokens = pool.class_tokens.get(block_class, 0)
+            row = found.setdefault(block_class, ResidentBytes(*block_class, bytes=0, tokens=tokens))
             row.bytes += count * pool.arena.block_bytes(block_class)
     return [found[block_class] for block_class in sorted(found, key=lambda c: (c.lossiness, c.block_size))]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.clock import Clock
 from engine.core_stats import CoreStats, Distributions, LiveRequest
+from engine.decode_run import DecodeRun, Pace
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.readings import progress, read_gauges
 from engine.recode_pacer import RecodePacer
@@ -220,6 +221,29 @@ class EngineCore:
             return self._resolve_stuck(plan)
         self._stuck_steps = 0
         return self._execute(plan, begin_ns, recoded_ns)
+
+    def run_decodes(self, pace: Pace, until_ns: int) -> Sequence[Request]:
+        """Simulation's way through steps that would only decode: as many of them at once as need no decision.
+
+        Leaves everything as :meth:`step` would, called until the clock has reached ``until_ns``, and returns the
+        requests that ended. Where a decision is due at once nothing happens: then step.
+        """
+        if self.broken is not None or self._mover is not None:
+            return ()
+        if self._pacer is not None:
+            self._scheduler.set_recode_budget(self._pacer.budget_tokens())
+        requests = self._scheduler.steady()
+        if not requests:
+            return ()
+        run = DecodeRun(self._scheduler, requests, self._live, self._stats, pace, self._clock, self._pacer)
+        run.run(until_ns)
+        for request in run.finished:
+            del self._live[request.request_id]
+        if run.done:
+            self._recode_due = True
+            self._stuck_steps = self._failures_in_a_row = 0
+            self._was_empty = False
+        return run.finished
 
     def background(self) -> None:
         """Recode and copy while no request runs; ``has_background_work`` tells afterwards whether there is more."""

@@ -113,6 +113,12 @@ class CoreStats:
             self.distributions.itl.observe(value)
         live.last_token_ns = now_ns
 
+    def gaps(self, gap_ns: int, times: int) -> None:
+        """As many requests had a token each, after equal gaps."""
+        value = gap_ns / 1e9
+        self.itl.observe(value, times)
+        self.distributions.itl.observe(value, times)
+
     def completed(self, request: Request, now_ns: int) -> None:
         """Ended by stop or length."""
         value, length = self._duration_s(request.arrival_ns, now_ns), len(request.output_ids)

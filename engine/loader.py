@@ -5,7 +5,6 @@ Everything that can be wrong with a folder ends in an EngineError of one line.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from engine.memory_model import GroupSpec
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, resolve_dtype
 from engine.models.folder import read_config, read_json, weight_files
+from engine.models.groups import layer_groups
 from engine.models.registry import parse_config
 from engine.models.weights import allocate, destinations
-from kernels.layout import KVShape
 
 
 @dataclass
@@ -66,25 +65,6 @@ def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto") -> 
     eos = _generation_eos(path) or config.eos_token_ids
     groups = layer_groups(config, torch_dtype.itemsize)
     return LoadedModel(path, config, Decoder(config, weights), groups, eos)
-
-
-def layer_groups(config: ModelConfig, element_bytes: int) -> list[GroupSpec]:
-    """Layers of equal attention window share an arena and block tables.
-
-    A window as long as the longest context never hides anything, so it counts as full attention.
-    """
-    layers: dict[int | None, list[int]] = defaultdict(list)
-    for layer, window in enumerate(config.windows):
-        layers[window if window is not None and window < config.max_model_len else None].append(layer)
-    return [
-        GroupSpec(
-            name="full" if window is None else f"window{window}",
-            layers=tuple(members),
-            shape=KVShape(len(members), config.num_kv_heads, config.head_dim, element_bytes),
-            window=window,
-        )
-        for window, members in layers.items()
-    ]
 
 
 def _device(name: str) -> torch.device:

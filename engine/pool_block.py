@@ -50,7 +50,7 @@ class Block:
 
     @property
     def end(self) -> int:
-        return self.first + self.block_class.block_size
+        return self.first + self.block_class[1]
 
     @property
     def is_sealed(self) -> bool:

@@ -12,7 +12,7 @@ from kernels.layout import FORMATS, NATIVE
 
 
 def read_gauges(scheduler: Scheduler) -> Gauges:
-    """All gauges but those of process and device. O(blocks): for readings, not for every step."""
+    """All gauges but those of process and device. O(classes + sequences): for readings, not for every step."""
     cache = scheduler.cache
     usage = cache.usage()
     return Gauges(

@@ -334,7 +334,7 @@ class Recoder:
             self._swap_under(self.sequences[serial], unit, next_version)
         stop = unit.sources[-1].first + unit.sources[-1].filled
         for target in unit.targets:
-            target.filled = max(0, min(target.size, stop - target.first))
+            self.pool.fill(target, max(0, min(target.size, stop - target.first)))
             self.pool.adopt_age(target, unit.sources)
         for source in unit.sources:
             self.prefix.move(source, unit.targets, self.group)

@@ -89,6 +89,7 @@ class Scheduler:
         self.counters = counters if counters is not None else Counters()
         self._clock = clock
         self._events: EventSink = events if events is not None else NullSink()
+        self._is_silent = isinstance(self._events, NullSink)
         self._eos = eos_token_ids
         self._recode_tokens = recode_tokens_per_step
         self._sync_recode = sync_recode
@@ -261,7 +262,7 @@ class Scheduler:
             recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
             self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(step.ordered(), recodes, tuple(step.preempted))
-        if not plan.is_empty:
+        if not plan.is_empty and not self._is_silent:
             self._report(plan)
         return plan
 
@@ -484,6 +485,64 @@ class Scheduler:
                 self._clock.now_ns(), decodes, plan.num_tokens - decodes, recoded, len(self._running), self.num_waiting
             )
         )
+
+    # -- runs of decode steps (engine.decode_run) -----------------------------------------------------------------
+
+    def steady(self) -> Sequence[Request]:
+        """The running requests if the next step would decode them all and decide nothing, else none.
+
+        None of them can stop before it has all its tokens.
+        """
+        running = self._running
+        if not running or len(running) > self._max_batched or self._failed or not self.is_settled:
+            return ()
+        if self._loading or len(self.cache.pins):  # copies end and pins expire at times of their own
+            return ()
+        for request in running:
+            params = request.params
+            if _remaining(request) != 1 or not request.output_ids or params.stop_token_ids or params.max_tokens < 1:
+                return ()
+            if self._eos and not params.ignore_eos:
+                return ()
+        return running
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next plan would admit nobody, as long as running requests only decode."""
+        if self._sync_recode:
+            return False
+        if not (self._preempted or self._waiting):
+            return True
+        running = len(self._running)
+        if running >= self._max_seqs or running >= self._max_batched:
+            return True
+        return self._blocked_at == (self.cache.room_version, running)
+
+    def plan_recodes(self) -> tuple[RecodeBatch, ...]:
+        """What the step that is being run recodes; to be finished after its commits."""
+        if not self.recodes:
+            return ()
+        return self.cache.plan_recodes(self._recode_tokens, in_step=True)
+
+    @property
+    def recodes(self) -> bool:
+        """Whether the next plan might recode."""
+        return self._recode_tokens > 0 and self.cache.has_recode_work()
+
+    def tokens_left(self, request: Request) -> int:
+        """Output tokens that a request will still get."""
+        left = min(request.params.max_tokens - len(request.output_ids), self.max_model_len - request.num_tokens)
+        return max(1, left)
+
+    def complete(self, request: Request) -> None:
+        """A running request has its last token."""
+        self._finish(request, FinishReason.LENGTH)
+
+    def report_decodes(self, number: int, recoded_tokens: int, stamp_ns: int) -> None:
+        """One step of ``number`` decodes and no prefill was planned."""
+        if not self._is_silent:
+            running, waiting = len(self._running), self.num_waiting
+            self._events.emit(StepScheduled(stamp_ns, number, 0, recoded_tokens, running, waiting))
 
     # -- results --------------------------------------------------------------------------------------------------
 

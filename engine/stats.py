@@ -7,6 +7,7 @@ is a difference of two readings and a missed poll loses nothing. Unknown is None
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 HISTOGRAM_START_S = 1e-4
 HISTOGRAM_GROWTH = 1.1
 HISTOGRAM_BUCKETS = 176  # up to about 1,750 s; the last one also takes everything beyond
+# Upper bounds of all but the last, a hair wider, so that a value computed to lie on a bound lies under it.
+_EDGES_S = [HISTOGRAM_START_S * HISTOGRAM_GROWTH ** (index + 1e-9) for index in range(HISTOGRAM_BUCKETS - 1)]
 
 
 @dataclass
@@ -37,12 +40,9 @@ class Histogram:
 
     def observe(self, value_s: float, times: int = 1) -> None:
         """Add a duration. Raises ValueError for a negative or non-finite one."""
-        if not math.isfinite(value_s) or value_s < 0:
+        if not 0 <= value_s < math.inf:
             raise ValueError(f"a duration must be finite and >= 0 s, got {value_s}")
-        index = 0
-        if value_s > HISTOGRAM_START_S:
-            index = math.ceil(math.log(value_s / HISTOGRAM_START_S) / math.log(HISTOGRAM_GROWTH) - 1e-9)
-        self.counts[min(index, HISTOGRAM_BUCKETS - 1)] += times
+        self.counts[bisect_left(_EDGES_S, value_s)] += times
         self.sum_s += value_s * times
 
     def since(self, earlier: Histogram) -> Histogram:

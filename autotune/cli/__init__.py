@@ -26,6 +26,8 @@ _VERBS: Final = (
     "compare_formats",
     "trace",
     "record_proxy",
+    "profile",
+    "simulate",
 )
 
 app = typer.Typer(

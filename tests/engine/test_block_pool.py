@@ -32,7 +32,7 @@ def cached(pool: BlockPool, block_class: BlockClass, node: int) -> Block:
     """A block that was held once and is idle now."""
     block = pool.take(block_class, 0, keep_slabs=1)
     assert block is not None
-    block.filled = 16
+    pool.fill(block, 16)
     pool.hold(block, 1)
     block.nodes[0] = node
     pool.drop(block, 1)
@@ -45,7 +45,8 @@ def test_a_block_is_held_then_idle_then_free() -> None:
     assert block is not None
     pool.hold(block, 7)
     pool.hold(block, 8)
-    block.nodes[0], block.filled = 1, 16
+    block.nodes[0] = 1
+    pool.fill(block, 16)
     pool.drop(block, 7)
     assert not pool.idle
     pool.drop(block, 8)
@@ -79,7 +80,7 @@ def test_a_converted_block_is_as_old_as_its_sources() -> None:
     first, second, third = (cached(pool, MIDDLE, i) for i in (1, 2, 3))
     target = pool.take(MIDDLE, 0, keep_slabs=1)
     assert target is not None
-    target.filled = 16
+    pool.fill(target, 16)
     pool.adopt_age(target, [first])
     target.nodes, first.nodes = first.nodes, {}
     pool.settle(target)

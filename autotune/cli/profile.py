@@ -1,0 +1,139 @@
+"""``autotune profile``: what a simulation needs to know about a model on a device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from envs.measured import Progress
+    from envs.profile import Profile
+
+_FEW_READINGS = 5
+
+
+def register(app: typer.Typer) -> None:
+    app.command("profile", short_help="Measure a model for simulations.")(profile)
+
+
+def profile(
+    model: Annotated[Path, typer.Argument(help="Model folder; a config.json will do with --analytic.")],
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write it.")] = Path("profile.yaml"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer loads: under a minute for a small model.")] = False,
+    analytic: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Estimate from a data sheet: H200, H100, A100 or L4.")
+    ] = None,
+    from_metrics: Annotated[
+        str | None, typer.Option(metavar="URL", help="Fit to a running server's /metrics (vLLM's or ours).")
+    ] = None,
+    duration: Annotated[float, typer.Option(help="Seconds to watch the server.")] = 120.0,
+    every: Annotated[float, typer.Option(help="Seconds between two readings.")] = 5.0,
+    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,
+    quality: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.")
+    ] = None,
+) -> None:
+    """Measure how long MODEL's steps take on this machine and write a profile for autotune simulate.
+
+    --analytic and --from-metrics estimate instead of measuring, and say so wherever the profile is used.
+    """
+    from autotune import profiling  # noqa: PLC0415  # heavy imports, and not for --help
+    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.sizes import parse_size  # noqa: PLC0415
+    from envs.profile import write_profile  # noqa: PLC0415
+
+    try:
+        pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
+    except ValueError as error:
+        raise CliError(f"--kv-pool-bytes: {error}", 2) from None
+    try:
+        if from_metrics is not None:
+            base = profiling.analytic(model, analytic or profiling.FALLBACK_DEVICE, pool_bytes)
+            found = profiling.from_metrics(base, from_metrics, _pages(from_metrics, duration, every))
+        elif analytic is not None:
+            found = profiling.analytic(model, analytic, pool_bytes)
+        else:
+            with _progress() as progress:
+                found = profiling.measure(
+                    model, pool_bytes=pool_bytes or 256 << 20, device=device, dtype=dtype, threads=threads,
+                    quick=quick, progress=progress,
+                )  # fmt: skip
+        if quality is not None:
+            found = found.model_copy(update={"quality": profiling.read_quality(quality, model)})
+        write_profile(found, out)
+    except EngineError as error:
+        raise CliError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; measuring needs pip install 'kv-autotune[engine]'") from error
+    except OSError as error:
+        raise CliError(f"{out}: cannot be written: {error.strerror}") from error
+    _show(found, out)
+
+
+def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
+    import httpx  # noqa: PLC0415
+
+    readings = round(duration_s / every_s) + 1 if every_s > 0 else 0
+    if readings < _FEW_READINGS:
+        raise CliError(
+            f"--duration {duration_s:g} over --every {every_s:g}: that is too few readings to fit anything", 2
+        )
+    page = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    for number in range(readings):
+        if number:
+            time.sleep(every_s)
+        try:
+            response = httpx.get(page, timeout=10.0)
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise CliError(f"{page}: {error}") from error
+        yield response.text
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading the model", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+def _show(found: Profile, out: Path) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    table = Table("term", "each", "unit", "", box=None, title=found.describe(), title_justify="left")
+    for name, term in found.latency.terms.items():
+        if term.seconds:
+            table.add_row(name, _time(term.seconds), term.unit, "estimated" if term.estimated else "")
+    console.print(table)
+    for what, fit in (("steps", found.latency.steps), ("recoding", found.latency.recodes)):
+        if fit is not None:
+            console.print(
+                f"{what}: error median {fit.median:.1%}, p90 {fit.p90:.1%} over {fit.samples} held-out samples"
+            )
+    for note in found.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(f"written: {out}", markup=False, soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    for factor, unit in ((1e3, "ms"), (1e6, "us"), (1e9, "ns"), (1e12, "ps")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e15:.3g} fs"

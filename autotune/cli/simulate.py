@@ -1,0 +1,166 @@
+"""``autotune simulate``: what policies would do to a workload, without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.simulation.play import Played
+    from envs.workload.trace import Trace
+
+_DEFAULT_S = 600.0
+_DRAIN_S = 30.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate", short_help="Try policies on a simulated workload.")(simulate)
+
+
+def simulate(
+    workload: Annotated[str, typer.Argument(help="A trace file, or the name of a built-in workload.")],
+    *,
+    policy: Annotated[str, typer.Option(help="A preset, a rules file, static:KNOB=VALUE,..., or none.")] = "default",
+    compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help="Simulated seconds (a trace's own, else 600).")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply the arrival rate by this.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths of a trace by this.")] = 1.0,
+    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 1.0,
+    ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 1.0,
+    tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Of generated workloads.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write a report with plots here.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - for stdout.")] = None,
+) -> None:
+    """Play policies through WORKLOAD on a simulated engine, one after the other on the same traffic.
+
+    The engine is the real scheduler and cache on a virtual clock; step times come from the profile.
+    """
+    from rich.console import Console  # noqa: PLC0415  # heavy imports, and not for --help
+
+    from autotune.simulation.play import contender, play  # noqa: PLC0415
+    from autotune.simulation.report import Setting, write_html  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.sizes import parse_size  # noqa: PLC0415
+    from envs.profile import read_profile  # noqa: PLC0415
+    from envs.signals import Targets  # noqa: PLC0415
+    from envs.simulated import DEFAULT_PROFILE, SimulatedEngine  # noqa: PLC0415
+
+    console = Console(stderr=str(json_out) == "-", highlight=False)
+    try:
+        contenders = [contender(text) for text in (policy, *(compare or []))]
+        pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
+        targets = Targets(ttft_target, tbt_target)
+        _check_positive(
+            {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
+        )
+        found = read_profile(profile or DEFAULT_PROFILE)
+        traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
+        results: list[Played] = []
+        with _progress(console) as bar:
+            for who in contenders:
+                task = bar.add_task(who.name, total=seconds)
+                env = SimulatedEngine(
+                    found, traffic, rate_scale=rate_scale, pool_bytes=pool_bytes, interval_s=interval, warm_up_s=0.0,
+                    episode_s=seconds, repeats=False, values=who.values, targets=targets,
+                )  # fmt: skip
+                results.append(
+                    play(
+                        env, who, duration_s=seconds, interval_s=interval, seed=seed,
+                        progress=lambda done, task=task: bar.update(task, completed=done),  # type: ignore[misc]
+                    )
+                )  # fmt: skip
+    except EngineError as error:
+        raise CliError(str(error)) from error
+    except ValueError as error:
+        raise CliError(str(error), 2) from error
+    setting = Setting(workload, found.describe(), found.is_estimated, targets, seed, interval, notes)
+    _show(console, results, setting)
+    try:
+        if html is not None:
+            write_html(results, setting, html)
+            console.print(f"report: {html}", markup=False, soft_wrap=True)
+        _write_json(json_out, results, setting, found.digest)
+    except OSError as error:
+        raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
+
+
+def _check_positive(values: dict[str, float | None]) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be > 0, got {value:g}")
+
+
+def _traffic(
+    workload: str, duration: float | None, rate_scale: float, length_scale: float, seed: int
+) -> tuple[str | Trace, list[str], float]:
+    """What the environment takes, notes about it, and for how long it goes on."""
+    from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
+    from envs.workload.loaders import load_trace  # noqa: PLC0415
+    from envs.workload.scaling import Scaling, scale  # noqa: PLC0415
+
+    path = Path(workload)
+    if workload in CATALOGUE and not path.exists():
+        return workload, [CATALOGUE[workload].description], duration or _DEFAULT_S
+    if not path.is_file():
+        raise ValueError(f"{workload}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
+    trace = scale(load_trace(path, seed=seed), Scaling(length_scale=length_scale))
+    # What arrives last wants to be served, too.
+    return trace, list(trace.notes), duration or trace.duration_s / rate_scale + _DRAIN_S
+
+
+def _progress(console: Console) -> Any:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} s"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _show(console: Console, results: list[Played], setting: Any) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    from autotune.simulation.report import rows  # noqa: PLC0415
+
+    header, cells = rows(results)
+    # Policies as columns: names of figures are short, and a terminal is narrow.
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for played in results:
+        table.add_column(played.name, justify="right", overflow="fold")
+    for index, name in enumerate(header[1:], 1):
+        prefix = "TTFT " if name in {"p90", "p99"} and index < 7 else "TBT " if name == "p99" else ""
+        table.add_row(f"{prefix}{name}", *(row[index] for row in cells))
+    for note in setting.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(f"profile: {setting.profile}", markup=False, soft_wrap=True)
+    console.print(table)
+    speeds = [f"{played.offered / played.wall_s:.0f}" for played in results if played.wall_s]
+    console.print(f"simulated requests per second: {', '.join(speeds)}")
+
+
+def _write_json(place: Path | None, results: list[Played], setting: Any, digest: str) -> None:
+    if place is None:
+        return
+    document = {
+        "workload": setting.workload,
+        "profile": setting.profile,
+        "profile_digest": digest,
+        "estimated": setting.is_estimated,
+        "seed": setting.seed,
+        "policies": [played.to_json() for played in results],
+    }
+    if str(place) == "-":
+        typer.echo(json.dumps(document))
+    else:
+        place.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Policies on simulated traffic: what they would have done, and what it would have been worth."""

@@ -1,0 +1,184 @@
+"""Runs scenarios on a loaded model and reports, step by step, what was in it and how long it took. Imports torch."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache_manager import CacheManager
+from engine.clock import Clock, RealClock
+from engine.core import CoreOptions, EngineCore, StepWork
+from engine.core_stats import CoreStats
+from engine.events import NullSink
+from engine.loader import LoadedModel
+from engine.memory_model import pool_capacity
+from engine.model_runner import ModelRunner
+from engine.plan import RecodeBatch, SequenceOutput, StepPlan
+from engine.profiling.scenarios import Scenario
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler
+from engine.stats import Counters
+from engine.step_counts import StepCounter
+from engine.tunable_state import Patch
+from engine.tunables import default_values
+from engine.warmup import warm_up
+from kernels import ops
+
+_DECODE_STEPS = 9
+_SWITCH_STEPS = 4
+_REPEATS = 3
+
+
+@dataclass
+class Samples:
+    """Counts (in the order of :mod:`engine.step_counts`) and seconds, one row per measured step or conversion."""
+
+    step_counts: list[list[int]] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    recode_counts: list[list[int]] = field(default_factory=list)
+    recode_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Timed:
+    """One step: its counts and time without recoding, and the recoding's."""
+
+    counts: list[int]
+    step_ns: int = 0
+    recode_counts: list[int] | None = None
+    recode_ns: int = 0
+
+
+class _TimedRunner:
+    """Passes everything on to a runner and counts it. Times are the core's own: recoding is planned and swapped by the
+    scheduler, which counts that in.
+    """
+
+    def __init__(self, runner: ModelRunner, counter: StepCounter, clock: Clock, counters: Counters) -> None:
+        self.steps: list[_Timed] = []
+        self._runner = runner
+        self._counter = counter
+        self._clock = clock
+        self._counters = counters
+        self._recode_counts: list[int] | None = None
+
+    def step(self, core: EngineCore) -> None:
+        """One timed step of the core that has this runner."""
+        before, begin_ns, recoded_ns = len(self.steps), self._clock.now_ns(), self._counters.recode_time_ns
+        core.step()
+        if len(self.steps) > before:
+            last = self.steps[-1]
+            last.recode_ns = self._counters.recode_time_ns - recoded_ns
+            last.step_ns = self._clock.now_ns() - begin_ns - last.recode_ns
+
+    @property
+    def last_work(self) -> StepWork:
+        return self._runner.last_work
+
+    def recode(self, batches: Sequence[RecodeBatch]) -> None:
+        self._recode_counts = self._counter.recode(batches)
+        self._runner.recode(batches)
+
+    def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
+        self.steps.append(_Timed(self._counter.step(plan.sequences, cache), recode_counts=self._recode_counts))
+        self._recode_counts = None
+        return self._runner.execute(plan, cache)
+
+
+class Measurer:
+    """Measures one loaded model over a KV pool of ``pool_bytes``. Raises RuntimeError or torch's out-of-memory error
+    when the pool does not fit the device, ValueError when it is too small.
+    """
+
+    def __init__(self, loaded: LoadedModel, pool_bytes: int, *, clock: Clock | None = None, seed: int = 0) -> None:
+        self._loaded = loaded
+        self._pool_bytes = pool_bytes
+        self._clock = clock or RealClock()
+        self._random = random.Random(seed)
+        layout = CacheManager(
+            loaded.groups, pool_bytes, default_values(), recent_tokens=0, sinks=0, watermark=0.0, clock=self._clock,
+            events=NullSink(),
+        ).layout  # fmt: skip
+        sizes = [layout.arena_bytes(group) for group in range(len(loaded.groups))]
+        self._runner = ModelRunner(loaded, sizes, ops, rng=random.Random(seed))
+        self.pool_tokens = pool_capacity(loaded.groups, pool_bytes, "native", 16)
+
+    def warm_up(self) -> None:
+        """Compile every kernel."""
+        warm_up(self._runner, self._loaded.groups, self._pool_bytes, self._clock)
+
+    def run(self, chosen: Sequence[Scenario], done: Callable[[Scenario], None] | None = None) -> Samples:
+        """Every scenario a few times; of equal steps the median time counts. ``done`` is called after each scenario."""
+        samples = Samples()
+        for scenario in chosen:
+            self._add(samples, [self._once(scenario) for _ in range(_REPEATS)])
+            if done is not None:
+                done(scenario)
+        return samples
+
+    def _add(self, samples: Samples, repeats: Sequence[Sequence[_Timed]]) -> None:
+        for steps in _decodes_together(list(zip(*repeats, strict=False))):
+            samples.step_counts.append(steps[len(steps) // 2].counts)
+            samples.step_s.append(statistics.median(step.step_ns for step in steps) / 1e9)
+        for same in zip(*repeats, strict=False):
+            if same[0].recode_counts is not None:
+                samples.recode_counts.append(same[0].recode_counts)
+                samples.recode_s.append(statistics.median(step.recode_ns for step in same) / 1e9)
+
+    def _once(self, scenario: Scenario) -> list[_Timed]:
+        loaded, clock, counters = self._loaded, self._clock, Counters()
+        values = {
+            **default_values(),
+            "kv_format": scenario.kv_format,
+            "block_size": scenario.block_size,
+            "max_num_batched_tokens": scenario.budget,
+            "max_num_seqs": 256,
+        }
+        cache = CacheManager(
+            loaded.groups, self._pool_bytes, values, recent_tokens=64, sinks=16, watermark=0.0, clock=clock,
+            events=NullSink(), counters=counters,
+        )  # fmt: skip
+        scheduler = Scheduler(
+            cache, values, max_model_len=loaded.config.max_model_len, max_waiting=256, clock=clock, counters=counters,
+            recode_tokens_per_step=max(512, scenario.budget),
+        )  # fmt: skip
+        runner = _TimedRunner(self._runner, StepCounter(loaded.groups), clock, counters)
+        core = EngineCore(
+            scheduler, cache, runner, values, clock,
+            options=CoreOptions("profile", "profile", loaded.config.max_model_len), stats=CoreStats(counters),
+        )  # fmt: skip
+        # Sequences of the first wave decode while later ones are prefilled: long enough to meet them all.
+        waves = scenario.tokens // scenario.budget + 2
+        params = SamplingParams(max_tokens=_DECODE_STEPS + 2 + waves + _SWITCH_STEPS, ignore_eos=True)
+        vocabulary = loaded.config.vocab_size
+        for number in range(scenario.batch):
+            prompt = [self._random.randrange(vocabulary) for _ in range(scenario.context)]
+            core.add(Request(f"r{number}", prompt, params, clock.now_ns()))
+        all_decode = 0
+        while core.has_work and all_decode <= _DECODE_STEPS:
+            runner.step(core)
+            decoding = len(scheduler.running) == scenario.batch and not scheduler.num_waiting
+            all_decode += decoding and all(len(request.output_ids) > 1 for request in scheduler.running)
+        if scenario.then is not None:
+            core.patch(Patch(dict([scenario.then]), "profile"))
+            for _ in range(_SWITCH_STEPS):
+                runner.step(core)
+        core.abort_all()
+        return runner.steps
+
+
+def _decodes_together(steps: Sequence[Sequence[_Timed]]) -> Iterator[list[_Timed]]:
+    """Rows of equal steps over the repeats; consecutive pure decodes of as many sequences are one row."""
+    row: list[_Timed] = []
+    last: tuple[int, int] | None = None
+    for same in steps:
+        kind = (same[0].counts[1], same[0].counts[2])  # prefill tokens, decoding sequences
+        if row and (kind != last or kind[0]):
+            yield row
+            row = []
+        row += same
+        last = kind
+    if row:
+        yield row

@@ -1,0 +1,174 @@
+"""Runs a trace against a real engine in this process, open loop, without a server: what a simulation is held against.
+
+The engine's own thread, scheduler, cache and model; requests are added at their arrival times. torch is imported only
+when called.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from engine.cache_manager import CacheManager
+from engine.clock import RealClock
+from engine.core import CoreOptions, EngineCore, RequestDelta
+from engine.core_stats import CoreStats
+from engine.core_thread import EngineThread
+from engine.events import NullSink
+from engine.scheduler import AdmissionError, Scheduler
+from engine.stats import Counters
+from engine.tunable_state import Patch
+from engine.tunables import default_values
+from envs.ledger import Ledger, RequestRecord
+from envs.signals import Targets
+from envs.sim_request import SimRequest, make_request
+from envs.simulator import SimOptions
+from envs.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from engine.loader import LoadedModel
+    from engine.model_runner import ModelRunner
+
+_LONGEST_S: Final = 300.0
+_LEAD_S: Final = 0.05
+
+
+@dataclass
+class LiveOutcome:
+    """Every request's record, and the engine's counters at the end."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+
+
+class LiveEngineRun:
+    """A model with its arenas, to be run as often as wanted under different settings of one pool size."""
+
+    def __init__(self, loaded: LoadedModel, pool_bytes: int) -> None:
+        from engine.model_runner import ModelRunner  # noqa: PLC0415
+        from engine.warmup import warm_up  # noqa: PLC0415
+        from kernels import ops  # noqa: PLC0415
+
+        self._loaded = loaded
+        self._pool_bytes = pool_bytes
+        layout = self._cache(default_values(), SimOptions(pool_bytes, 1), Counters()).layout
+        sizes = [layout.arena_bytes(group) for group in range(len(loaded.groups))]
+        self._runner: ModelRunner = ModelRunner(loaded, sizes, ops, rng=random.Random(0))
+        warm_up(self._runner, loaded.groups, pool_bytes, RealClock())
+
+    def _cache(self, values: dict[str, str | int], options: SimOptions, counters: Counters) -> CacheManager:
+        return CacheManager(
+            self._loaded.groups,
+            self._pool_bytes,
+            values,
+            recent_tokens=options.recent_tokens,
+            sinks=options.sinks,
+            watermark=options.watermark,
+            clock=RealClock(),
+            events=NullSink(),
+            counters=counters,
+        )
+
+    def run(self, trace: Trace, options: SimOptions, changes: Sequence[tuple[float, Patch]] = ()) -> LiveOutcome:
+        """Play a trace; ``changes``: moments in seconds and what is patched then. Takes as long as the trace does.
+
+        Raises TimeoutError when requests have not ended within minutes.
+        """
+        values, counters, clock = {**default_values(), **options.values}, Counters(), RealClock()
+        cache = self._cache(values, options, counters)
+        scheduler = Scheduler(
+            cache,
+            values,
+            max_model_len=options.max_model_len,
+            max_waiting=options.max_waiting,
+            clock=clock,
+            counters=counters,
+            recode_tokens_per_step=0 if options.recode_share else options.recode_budget_tokens,
+        )
+        core = EngineCore(
+            scheduler,
+            cache,
+            self._runner,
+            values,
+            clock,
+            options=CoreOptions(
+                "live", "live", options.max_model_len, options.idle_recode_tokens, options.recode_share
+            ),
+            stats=CoreStats(counters),
+        )
+        outcome, left = LiveOutcome(counters=counters), threading.Semaphore(0)
+
+        def deliver(deltas: list[RequestDelta]) -> None:
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    left.release()
+
+        thread = EngineThread(core, deliver)
+        thread.start()
+        try:
+            requests = self._play(trace, options, changes, thread, clock, left)
+            for _ in trace.requests:
+                if not left.acquire(timeout=_LONGEST_S):
+                    raise TimeoutError("the engine does not get done")
+        finally:
+            thread.stop(10.0)
+        ledger = Ledger(Targets(), outcome.records.append)
+        for request, added in requests:
+            refusal = added.exception()
+            if isinstance(refusal, AdmissionError):
+                ledger.rejected(request)
+            elif refusal is not None:
+                raise refusal
+            else:
+                ledger.ended(request, "completed")
+        return outcome
+
+    def _play(
+        self,
+        trace: Trace,
+        options: SimOptions,
+        changes: Sequence[tuple[float, Patch]],
+        thread: EngineThread,
+        clock: RealClock,
+        left: threading.Semaphore,
+    ) -> list[tuple[SimRequest, Future[None]]]:
+        vocabulary = self._loaded.config.vocab_size
+        prepared = []
+        for index, source in enumerate(trace.requests):
+            request = make_request(
+                source, index, 0, trace.block_tokens, max_model_len=options.max_model_len, prefix_cache=True
+            )
+            request.prompt_ids = _within(request.prompt_ids, vocabulary)
+            prepared.append((source.arrival_s, request))
+        moments: list[tuple[float, SimRequest | Patch]] = sorted([*prepared, *changes], key=lambda pair: pair[0])
+        start_ns = clock.now_ns() + round(1e9 * _LEAD_S)
+        sent: list[tuple[SimRequest, Future[None]]] = []
+        for at_s, what in moments:
+            wait_s = (start_ns - clock.now_ns()) / 1e9 + at_s
+            if wait_s > 0:
+                time.sleep(wait_s)
+            if isinstance(what, Patch):
+                patch = what
+                thread.call(lambda core, patch=patch: core.patch(patch))  # type: ignore[misc]
+                continue
+            what.arrival_ns = clock.now_ns()
+            added = thread.call(lambda core, request=what: core.add(request))  # type: ignore[misc]
+            # Not waited for: the next one may arrive within the same step.
+            added.add_done_callback(lambda future: left.release() if future.exception() is not None else None)
+            sent.append((what, added))
+        return sent
+
+
+def _within(ids: list[int], vocabulary: int) -> list[int]:
+    """Identities as tokens of a vocabulary: equal ones stay equal, others hardly ever meet for 16 in a row."""
+    mixed = (np.array(ids, np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(33)) % np.uint64(vocabulary)).astype(np.int64).tolist()  # type: ignore[no-any-return]
