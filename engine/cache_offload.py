@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
@@ -111,6 +111,10 @@ class OffloadFace(RecodesFace, ABC):
             for other in running
             if other.request_id in self._by_request
         )
+
+    def press_bytes(self, request: Request, num_bytes: Sequence[int]) -> bool:
+        """Let a running request have more of its oldest blocks on the host, worth so many bytes per group."""
+        return self._tier is not None and self._tier.press(self._by_request[request.request_id], num_bytes)
 
     def note_streamed(self, num_bytes: int, wait_ns: int) -> None:
         """A step has attended so many bytes on the host, and computing has waited for them."""

@@ -32,9 +32,9 @@ from engine.stream_layout import stream_slot_bytes
 from engine.transfers import Direction, HostLink, Transfer
 from engine.versions import Versions
 
-# Idle cached blocks are copied ahead while less than this share of the pool could be had without losing anything.
-_CHEAP_SHARE = 0.5
-# Streamed blocks come back while more than this share could be had so.
+# Idle cached blocks are copied ahead, all of them, while less than this share of the pool's slabs is free.
+_FREE_SHARE = 0.5
+# Streamed blocks come back while more than this share could be had without losing anything.
 _PROMOTE_SHARE = 0.1
 _UNIT_NS = 1_000_000  # one transfer takes about this long
 
@@ -451,7 +451,7 @@ class HostTier:
     def _wants_shadows(self, group: int, pool: BlockPool) -> bool:
         if not pool.unshadowed or self._shadows_blocked_at[group] == self._hosts[group].version:
             return False
-        return self._cheap_bytes(pool) < _CHEAP_SHARE * _total_bytes(pool)
+        return pool.arena.num_free_slabs < _FREE_SHARE * pool.arena.num_slabs
 
     @staticmethod
     def _cheap_bytes(pool: BlockPool) -> int:

@@ -22,6 +22,7 @@ from engine.formats import CHUNK_TOKENS, NATIVE, KVShape
 from engine.memory_model import RESERVE_SLABS, GroupSpec, slab_bytes
 from engine.prefix_policy import parity_tokens
 from engine.request import Request, SamplingParams
+from engine.transfers import HostLink
 from engine.tunables import TUNABLES, default_values
 
 TRACE = "mooncake_conversation_train.csv.gz"
@@ -82,11 +83,16 @@ def count_lru(chains: Sequence[Chain], num_blocks: int) -> list[int]:
     return hits
 
 
-def replay(rows: Sequence[tuple[float, Chain]], policy: str, num_blocks: int = NUM_BLOCKS) -> list[int]:
-    """Blocks of each request that the cache manager finds, with room for ``num_blocks`` (a multiple of 16)."""
+def replay(
+    rows: Sequence[tuple[float, Chain]], policy: str, num_blocks: int = NUM_BLOCKS, *, host_blocks: int = 0
+) -> list[int]:
+    """Blocks of each request that the cache manager finds, with room for ``num_blocks`` (a multiple of 16), and for
+    ``host_blocks`` more in host memory, over a link that has always done its work before the next request comes.
+    """
     clock = ManualClock()
     slabs = num_blocks * _BLOCK // _SLAB + RESERVE_SLABS
     values = default_values() | {"block_size": _BLOCK, "prefix_eviction": policy}
+    values |= {"host_offload": "on" if host_blocks else "off"}
     cache = CacheManager(
         [GroupSpec("all", (0,), _SHAPE)],
         slabs * slab_bytes(_SHAPE, _SLAB),
@@ -97,6 +103,8 @@ def replay(rows: Sequence[tuple[float, Chain]], policy: str, num_blocks: int = N
         clock=clock,
         events=NullSink(),
         parity_tokens=_PARITY_TOKENS,
+        host_pool_bytes=host_blocks * _BLOCK // _SLAB * slab_bytes(_SHAPE, _SLAB),
+        link=HostLink(1e12, 1e12),
     )
     blocks = sum(cache.layout.slab_tokens for _ in range(cache.layout.num_slabs - RESERVE_SLABS)) // _BLOCK
     if blocks != num_blocks or NATIVE.tile_tokens != CHUNK_TOKENS:
@@ -108,12 +116,28 @@ def replay(rows: Sequence[tuple[float, Chain]], policy: str, num_blocks: int = N
         ids = [token for block in chain for token in (block, *[0] * (_BLOCK - 1))] + [0]
         request = Request(str(number), ids, SamplingParams(max_tokens=1), clock.now_ns())
         request.num_computed_tokens = cache.match_prefix(request)
+        if cache.needs_load(request):
+            if cache.begin_load(request):
+                _copy_all(cache)
+                cache.end_load(request)
+            else:
+                cache.free(request)
+                request.num_computed_tokens = cache.match_prefix(request, on_device=True)
         hits.append(request.num_computed_tokens // _BLOCK)
         if not cache.allocate(request, len(chain) * _BLOCK - request.num_computed_tokens):
             raise AssertionError(f"request {number} of {len(chain)} blocks finds no room")
         cache.commit(request, len(chain) * _BLOCK)
         cache.free(request)
+        _copy_all(cache)
     return hits
+
+
+def _copy_all(cache: CacheManager) -> None:
+    while cache.has_transfer_plans():
+        planned = cache.plan_transfers()
+        if not planned:
+            return
+        cache.finish_transfers(transfer.number for transfer in planned)
 
 
 def _ratios(chains: Sequence[Chain], hits: Sequence[int]) -> dict[str, float]:
