@@ -504,10 +504,13 @@ class HostTier:
         pool = self._pools[group]
         del self._targets[group][source.offset]
         source.in_transfer = block.in_transfer = False
-        if source.holders and not self._is_dispensable(group, source):
-            for holder in source.holders:
-                if holder in self._loads:
-                    self._loads[holder].awaited.discard((group, source.offset))
+        place = (group, source.offset)
+        waiting = [self._loads[holder] for holder in source.holders if holder in self._loads]
+        is_awaited = any(place in load.awaited for load in waiting)
+        for load in waiting:
+            load.awaited.discard(place)
+        # What a load asked for is taken even where the sequence could do without: it is to be converted.
+        if is_awaited or (source.holders and not self._is_dispensable(group, source)):
             self._rename(group, source, block)
             if self.enabled and not self._grows(group, block):
                 pool.link(block, source)
