@@ -96,8 +96,8 @@ class IdleBlocks:
         """A block was out of sight for a conversion or a copy, and is about to be added: what was ranked after it since
         may have raised its floor.
         """
-        if self._policy.is_chained and block.floor > block.priority:
-            block.priority = block.floor
+        if self._policy.is_chained:
+            block.priority = max(block.priority, block.floor)
             self._enter(self._raise_before(block))
 
     def _enter(self, blocks: Iterable[Block]) -> None:
