@@ -21,6 +21,7 @@ from engine.transfers import HostLink
 _WIDTH = 72  # columns
 _STEPS = 20
 _POOL_TOKENS = 2304  # 256 of them in reserve
+_STREAMED_TOKENS = 512
 
 
 @dataclass
@@ -81,13 +82,13 @@ def main() -> int:
     if host is None or streamer is None:
         raise AssertionError("an engine with a host pool has both")
     plain = _times(engine, clock)
-    size_in_group = [int(1000 * token_bytes(group.shape)) for group in loaded.groups]
+    size_in_group = [int(_STREAMED_TOKENS * token_bytes(group.shape)) for group in loaded.groups]
     host.cost.note_step(int(sorted(plain)[len(plain) // 2]))
     if not engine.cache.press_bytes(result.request, size_in_group):
         print("the link is too slow to stream within a step here")  # noqa: T201
         return 1
     # What another conversation of that length takes does not come back.
-    engine.add([4 + i * 11 % 2000 for i in range(1000)], SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.add([4 + i * 11 % 2000 for i in range(_STREAMED_TOKENS)], SamplingParams(max_tokens=100, ignore_eos=True))
     for _ in range(_STEPS):
         engine.step()
     traces: list[Trace] = []
