@@ -106,7 +106,7 @@ def rounds(requests: int) -> None:
         assert usage.host_cached_bytes <= 6 * SLAB_BYTES
         for left in (world.scheduler._requests, world.cache._sequences, world.cache._by_request):
             assert not left
-    assert world.counters.swapped_in > 5
+    assert world.counters.swapped_in > 2
     assert world.counters.host_hit_tokens > 500
     assert len(world.finished) + aborted == world.created == 10 * requests
     world.cache.drop_idle(host=True)
