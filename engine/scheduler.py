@@ -294,7 +294,7 @@ class Scheduler:
     def _start_over(self, request: Request, step: _Step) -> None:
         """Alone, and no room even with the reserve: mixed block sizes waste some. Start over, or give up for good."""
         if self.cache.can_ever_fit(request.num_tokens):
-            self._preempt(request, step)
+            self._preempt(request, step, may_park=False)
             self.cache.drop_idle()
         else:
             self._fail(request)
@@ -303,7 +303,7 @@ class Scheduler:
     def _num_active(self) -> int:
         return len(self._running) + len(self._loading)
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: _Step, *, may_park: bool = True) -> None:
         step.remove(request)
         step.preempted.append(request)
         self._running.remove(request)
@@ -311,7 +311,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         _insert(self._preempted, request)
         self.counters.preemptions += 1
-        if self.cache.should_park(request):
+        if may_park and self.cache.should_park(request):
             self.cache.park(request)
             self._blocked_at = None
             self.counters.swapped_out += 1
