@@ -60,14 +60,14 @@ class AttentionCollector:
             rows += range(stop - part.observed, stop)
             starts.append(len(rows))
             first.append(part.start + part.num_tokens - part.observed)
-        chosen = torch.tensor([i - inputs.num_decode for i in self._prefills], device=device)
+        self._chosen = torch.tensor([i - inputs.num_decode for i in self._prefills], device=device)
         self._rows = torch.tensor(rows, device=device)
         self._starts = torch.tensor(starts, dtype=torch.int32, device=device)
         self._last = max(inputs.sequences[i].observed for i in self._prefills)
         query_first = torch.tensor(first, dtype=torch.int32, device=device)
         for number, group in enumerate(inputs.groups):
             if group.prefill is not None:
-                entries, counts = group.prefill.entries[chosen], group.prefill.num_entries[chosen]
+                entries, counts = group.prefill.entries[self._chosen], group.prefill.num_entries[self._chosen]
                 self._views[number] = TableView(entries, counts, query_first, max(first))
 
     def decode_mass(self, number: int) -> Tensor | None:
@@ -85,7 +85,9 @@ class AttentionCollector:
         """Observe the chunks' queries [tokens, heads, head_dim] of a group's layer (index inside the group)."""
         if number not in self._views:
             return
-        group, view = self._groups[number], self._views[number]
+        group, view, inputs = self._groups[number], self._views[number], self._inputs.groups[number]
+        if inputs.streamed is not None and inputs.prefill is not None:
+            view.entries.copy_(inputs.prefill.entries[self._chosen])  # where this layer's streamed tiles are
         mass = self._buffer(number, len(self._prefills))
         self._ops.attention_mass(
             query[self._rows],

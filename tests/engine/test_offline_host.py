@@ -165,7 +165,15 @@ def test_moving_everything_out_and_back_at_every_step_changes_no_bit(
         assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True)), step
 
 
-@pytest.mark.parametrize("values", [{}, {"kv_format": "int4", "block_size": 64}, {"kv_format": "k8v4"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"kv_format": "int4", "block_size": 64},
+        {"kv_format": "k8v4"},
+        {"eviction": "heavy_hitter", "keep_tokens": 128, "block_size": 64},  # chosen by attention over streamed tiles
+    ],
+)
 def test_streaming_everything_at_every_step_changes_no_bit(
     loaded: LoadedModel, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
