@@ -70,6 +70,10 @@ class AttentionCollector:
                 entries, counts = group.prefill.entries[self._chosen], group.prefill.num_entries[self._chosen]
                 self._views[number] = TableView(entries, counts, query_first, max(first))
 
+    @property
+    def observes_decode(self) -> bool:
+        return bool(self._decodes)
+
     def decode_mass(self, number: int) -> Tensor | None:
         """A buffer float32 [sequences, kv_heads, chunks] for the decode kernel of a group's layer, None if unwanted."""
         if not self._decodes:

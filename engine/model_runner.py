@@ -17,6 +17,7 @@ from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
 from engine.streaming import Streamer, StreamPlanner
 from kernels.layout import KVShape
+from kernels.plan import DecodePlan
 from kernels.table import TableView
 
 
@@ -26,6 +27,17 @@ class KernelOps(Protocol):
     def write_kv(
         self, arena: Tensor, shape: KVShape, layer: int, key: Tensor, value: Tensor, slots: Tensor
     ) -> None: ...
+
+    def plan_decode(
+        self,
+        table: TableView,
+        shape: KVShape,
+        *,
+        heads: int,
+        native_dtype: torch.dtype,
+        window: int = 0,
+        mass: bool = False,
+    ) -> DecodePlan: ...
 
     def decode_attention(
         self,
@@ -39,6 +51,7 @@ class KernelOps(Protocol):
         window: int = 0,
         out: Tensor,
         mass: Tensor | None = None,
+        plan: DecodePlan | None = None,
     ) -> object: ...
 
     def attention_mass(
@@ -212,6 +225,19 @@ class _PagedAttention:
         for number, group in enumerate(inputs.groups):
             if group.streamed is not None and self._streamer is not None:
                 self._streamer.begin(number, group.streamed, group.entries)
+        # Once for all layers of a group: only offsets of streamed tiles differ between them, and a plan has none.
+        self._plans = {
+            number: self._ops.plan_decode(
+                given.decode,
+                group.shape,
+                heads=runner.loaded.config.num_heads,
+                native_dtype=runner.loaded.model.dtype,
+                window=group.window or 0,
+                mass=self.collector is not None and self.collector.observes_decode,
+            )
+            for number, (given, group) in enumerate(zip(inputs.groups, self._groups, strict=True))
+            if given.decode is not None
+        }
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         number, index = self._place[layer]
@@ -233,7 +259,8 @@ class _PagedAttention:
                 scale=self._scale,
                 window=window,
                 out=out[:split],
-                **({} if mass is None else {"mass": mass}),
+                mass=mass,
+                plan=self._plans[number],
             )
             if collector is not None:
                 collector.add_decode(number, mass)

@@ -17,6 +17,7 @@ BACKENDS = ("cpu", "triton", "reference")
 # Operation: the file of a backend's package that defines it.
 OPERATIONS = {
     "write_kv": "write_kv",
+    "plan_decode": "decode_attention",
     "decode_attention": "decode_attention",
     "attention_mass": "attention_mass",
     "prefill_attention": "prefill_attention",
@@ -39,6 +40,12 @@ class KernelBackend(Protocol):
         slots: torch.Tensor,
     ) -> None: ...
 
+    def plan_decode(
+        self, table: TableView, shape: KVShape, heads: int, native_dtype: torch.dtype, *, window: int, mass: bool
+    ) -> object:
+        """What ``decode_attention`` takes as ``prepared``; None: nothing."""
+        ...
+
     def decode_attention(
         self,
         query: torch.Tensor,
@@ -51,6 +58,7 @@ class KernelBackend(Protocol):
         window: int = 0,
         out: torch.Tensor,
         mass: torch.Tensor | None = None,
+        prepared: object = None,
     ) -> None: ...
 
     def attention_mass(

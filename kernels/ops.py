@@ -28,6 +28,7 @@ from kernels.layout import (
     NATIVE,
     KVShape,
 )
+from kernels.plan import DecodePlan
 from kernels.reference.tiles import native_dtype_of
 from kernels.table import TableView
 
@@ -67,6 +68,32 @@ def write_kv(
     _chosen(backend, arena).write_kv(arena, shape, layer, key, value, slots)
 
 
+def plan_decode(
+    table: TableView,
+    shape: KVShape,
+    *,
+    heads: int,
+    native_dtype: torch.dtype,
+    window: int = 0,
+    mass: bool = False,
+    backend: Backend = None,
+) -> DecodePlan:
+    """Prepare :func:`decode_attention` for every layer of a group at once: call it once per step and group.
+
+    On a GPU this lists the batch's work on the device and allocates scratch; where ``table.max_position`` is None it
+    waits for the device. ``heads``: query heads; ``mass``: whether a layer will ask for the share of attention.
+    """
+    _check_table(table, table.entries.device)
+    if heads < 1 or heads % shape.num_kv_heads:
+        raise ValueError(f"{heads} query heads for {shape.num_kv_heads} KV heads")
+    dtype = native_dtype_of(shape, native_dtype)
+    if window < 0:
+        raise ValueError(f"window must be 0 (none) or positive, got {window}")
+    chosen = _chosen(backend, table.entries)
+    prepared = chosen.plan_decode(table, shape, heads, dtype, window=window, mass=mass)
+    return DecodePlan(table, shape, heads, dtype, window, mass, chosen, prepared)
+
+
 def decode_attention(
     query: torch.Tensor,
     arena: torch.Tensor,
@@ -78,6 +105,7 @@ def decode_attention(
     window: int = 0,
     out: torch.Tensor,
     mass: torch.Tensor | None = None,
+    plan: DecodePlan | None = None,
     backend: Backend = None,
 ) -> None:
     """Attention of one new token per sequence over its stored KV, its own (already written) included.
@@ -97,6 +125,7 @@ def decode_attention(
             positions 16 c .. 16 c + 15, gets from the query heads of a KV head, on average over these: it adds up
             to 1 over the chunks, evicted or hidden chunks have 0, a sequence without entries has 0 throughout. The
             chunks must reach the largest query position. ``out`` is the same to the bit with and without it.
+        plan: of :func:`plan_decode` for this table, or None: then the call makes its own.
         backend: see the module.
     """
     _check_attention(query, arena, shape, layer, table, window, out)
@@ -105,9 +134,13 @@ def decode_attention(
         raise ValueError(f"{query.shape[0]} queries for {sequences} sequences")
     if mass is not None:
         _check_mass(mass, arena, shape, table, None)
-    _chosen(backend, arena).decode_attention(
-        query, arena, shape, layer, table, scale=scale, window=window, out=out, mass=mass
-    )
+    chosen = _chosen(backend, arena)
+    if plan is not None:
+        plan.check(chosen, query, shape, table, window, mass=mass is not None)
+    chosen.decode_attention(
+        query, arena, shape, layer, table,
+        scale=scale, window=window, out=out, mass=mass, prepared=None if plan is None else plan.prepared,
+    )  # fmt: skip
 
 
 def attention_mass(
@@ -320,12 +353,16 @@ def _check_attention(
         raise ValueError(f"query on {query.device} and out on {out.device}, the arena on {arena.device}")
     if window < 0:
         raise ValueError(f"window must be 0 (none) or positive, got {window}")
-    sequences = table.entries.shape[0]
+    _check_table(table, arena.device)
+
+
+def _check_table(table: TableView, device: torch.device) -> None:
     if table.entries.dim() != 3:
         raise ValueError(f"table entries must be [sequences, max_entries, {ENTRY_WIDTH}], got {table.entries.dim()}-d")
-    _check_index("entries", table.entries, (sequences, table.entries.shape[1], ENTRY_WIDTH), arena.device)
-    _check_index("num_entries", table.num_entries, (sequences,), arena.device)
-    _check_index("query_first", table.query_first, (sequences,), arena.device)
+    sequences, width, _ = table.entries.shape
+    _check_index("entries", table.entries, (sequences, width, ENTRY_WIDTH), device)
+    _check_index("num_entries", table.num_entries, (sequences,), device)
+    _check_index("query_first", table.query_first, (sequences,), device)
 
 
 def _check_mass(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels.cpu.attention_mass import attention_mass
 from kernels.cpu.copy_bytes import copy_bytes
-from kernels.cpu.decode_attention import decode_attention
+from kernels.cpu.decode_attention import decode_attention, plan_decode
 from kernels.cpu.gather import gather_kv
 from kernels.cpu.prefill_attention import prefill_attention
 from kernels.cpu.recode import recode
@@ -16,6 +16,7 @@ __all__ = [
     "copy_bytes",
     "decode_attention",
     "gather_kv",
+    "plan_decode",
     "prefill_attention",
     "recode",
     "warm_up",

@@ -197,6 +197,10 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
 _attend_rows, _attend_rows_parallel = _build(source_stamp())
 
 
+def plan_decode(*_arguments: object, **_options: object) -> None:
+    """There is nothing to prepare."""
+
+
 def decode_attention(
     query: torch.Tensor,
     arena: torch.Tensor,
@@ -208,6 +212,7 @@ def decode_attention(
     window: int = 0,
     out: torch.Tensor,
     mass: torch.Tensor | None = None,
+    prepared: object = None,  # noqa: ARG001 - the signature is every backend's
 ) -> None:
     """See :func:`kernels.ops.decode_attention`."""
     sequences = torch.arange(query.shape[0], dtype=torch.int32)

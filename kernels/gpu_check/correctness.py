@@ -10,7 +10,8 @@ import torch
 from kernels import reference
 from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
 from kernels.triton import cases, checks
-from kernels.triton.decode_attention import DecodeScratch, decode_attention_launcher, most_pieces
+from kernels.triton.decode_attention import decode_attention_launcher
+from kernels.triton.decode_plan import DecodeScratch, launch_plan, most_pieces
 
 Check = Callable[[], float | None]
 
@@ -103,10 +104,11 @@ def check_graph(geometry: cases.Geometry, device: torch.device, *, seed: int) ->
     query = torch.randn(size, generator=generator).to(geometry.dtype)
     on_device = query.to(device)
     out = checks.poisoned(size, geometry.dtype, device)
-    scratch = DecodeScratch.allocate(on_device, geometry.kv_heads, most_pieces(3, 600))
+    scratch = DecodeScratch.allocate(size, geometry.kv_heads, most_pieces(3, 600), device)
     first = table.query_first
 
     def launch() -> None:
+        launch_plan(table.num_entries, table.query_first, scratch, window=0)
         decode_attention_launcher(
             on_device, arena, geometry.shape, 0, table,
             scale=0.1, window=0, out=out, scratch=scratch, programs=64,

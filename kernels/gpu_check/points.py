@@ -14,8 +14,8 @@ from kernels.layout import CHUNK_TOKENS, FORMATS, INT4, INT8, JOB_WIDTH, K8V4, N
 from kernels.table import TableView
 from kernels.triton.attention_mass import attention_mass
 from kernels.triton.copy_bytes import copy_bytes
-from kernels.triton.decode_attention import DecodeScratch, decode_attention_launcher, most_pieces
-from kernels.triton.decode_plan import decode_programs
+from kernels.triton.decode_attention import decode_attention_launcher
+from kernels.triton.decode_plan import DecodeScratch, decode_programs, launch_plan, most_pieces
 from kernels.triton.prefill_attention import prefill_attention_launcher
 from kernels.triton.recode import recode_launcher
 from kernels.triton.write_kv import write_kv
@@ -117,7 +117,10 @@ def _decode(
         decode_attention_launcher, query, arena, shape, 0, table, scale=shape.head_dim**-0.5, window=0, out=out,
         programs=programs,
     )  # fmt: skip
-    plain = DecodeScratch.allocate(query, shape.num_kv_heads, pieces)
+    rows = (batch, query.shape[1], shape.head_dim)
+    plain = DecodeScratch.allocate(rows, shape.num_kv_heads, pieces, device)
+    plan = partial(launch_plan, table.num_entries, table.query_first, window=0)
+    plan(scratch=plain)
     micros = clock.micros(partial(launch, scratch=plain), graph=True)
     row: Row = {
         "call": "decode", "format": kv_format.name, "block_size": size, "context": tokens, "batch": batch,
@@ -126,7 +129,10 @@ def _decode(
     }  # fmt: skip
     if (size, tokens, batch) in scale.core:
         mass = torch.empty((batch, shape.num_kv_heads, tokens // CHUNK_TOKENS), device=device)
-        more = DecodeScratch.allocate(query, shape.num_kv_heads, pieces, mass=True)
+        more = DecodeScratch.allocate(rows, shape.num_kv_heads, pieces, device, mass=True)
+        plan(scratch=more)
+        # Once per step and group, where all else is once per layer.
+        row["plan_us"] = round(clock.micros(partial(plan, scratch=more), graph=True), 2)
         row["with_mass_us"] = round(clock.micros(partial(launch, scratch=more, mass=mass), graph=True), 2)
     return row
 

@@ -10,6 +10,10 @@ from kernels.reference.gather import entry_positions, gather_kv
 from kernels.table import TableView
 
 
+def plan_decode(*_arguments: object, **_options: object) -> None:
+    """There is nothing to prepare."""
+
+
 def decode_attention(
     query: torch.Tensor,
     arena: torch.Tensor,
@@ -21,6 +25,7 @@ def decode_attention(
     window: int = 0,
     out: torch.Tensor,
     mass: torch.Tensor | None = None,
+    prepared: object = None,  # noqa: ARG001 - the signature is every backend's
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Attention of one new token per sequence, accumulated in ``dtype`` (float32 or float64).

@@ -1,9 +1,10 @@
 """Decode attention: one query per sequence over a block table that mixes storage formats.
 
-Split-KV, as Flash-Decoding (Dao et al. 2023). A first kernel lists the batch's pieces (`decode_plan`), a second takes
-one piece and KV head at a time (`decode_split`), a third merges pieces by log-sum-exp in position order
-(`decode_merge`). All query heads of a KV head share one program, so each key and value is loaded once, and its storage
-format is asked for once per window of 32 positions: a class that a batch does not use costs nothing.
+Split-KV, as Flash-Decoding (Dao et al. 2023). A first kernel lists the batch's pieces (`decode_plan`), once for all
+layers of a group; a second takes one piece and KV head at a time (`decode_split`), a third merges pieces by log-sum-exp
+in position order (`decode_merge`). All query heads of a KV head share one program, so each key and value is loaded
+once, and its storage format is asked for once per window of 32 positions: a class that a batch does not use costs
+nothing.
 
 Pieces, windows and rows depend on absolute positions and on formats only, so the result is bit-identical for the same
 tiles in blocks of other sizes.
@@ -27,11 +28,12 @@ from kernels.triton.decode_merge import (
     mass_constants,
     merge_constants,
 )
-from kernels.triton.decode_plan import SPLIT_TOKENS, DecodeScratch, decode_programs, launch_plan, most_pieces
+from kernels.triton.decode_plan import DecodeScratch, PreparedDecode, plan_decode
 from kernels.triton.decode_split import _decode_split_kernel, split_constants, split_options
-from kernels.triton.tiles import LOG2_E, adjacent_channels, adjacent_entries, longest_position
+from kernels.triton.launch import adjacent_channels, adjacent_entries
+from kernels.triton.tiles import LOG2_E
 
-__all__ = ["SPLIT_TOKENS", "DecodeScratch", "decode_attention", "decode_attention_launcher", "most_pieces"]
+__all__ = ["decode_attention", "decode_attention_launcher", "plan_decode"]
 
 
 def decode_attention_launcher(
@@ -48,16 +50,16 @@ def decode_attention_launcher(
     programs: int,
     mass: torch.Tensor | None = None,
 ) -> None:
-    """Launch the kernels; allocates nothing and does not wait. Strides: as `adjacent_channels`, `adjacent_entries`.
+    """Launch one layer's kernels over the list that `launch_plan` wrote into ``scratch`` for this table and window.
 
-    Grids depend on the tensors' shapes and on ``programs`` (see `decode_programs`) alone, never on what the table
-    holds, so the launch can be recorded in a CUDA graph. ``scratch`` must hold as many pieces as the batch has
-    (`most_pieces`); pieces beyond that are left out. ``mass``, contiguous, needs scratch of its own.
+    Allocates nothing and does not wait. Strides: as `adjacent_channels`, `adjacent_entries`. Grids depend on the
+    tensors' shapes and on ``programs`` (see `decode_programs`) alone, never on what the table holds, so the launch can
+    be recorded in a CUDA graph. ``scratch`` must hold as many pieces as the batch has (`most_pieces`); pieces beyond
+    that are left out. ``mass``, contiguous, needs scratch of its own.
     """
     sequences, heads, _ = query.shape
     group, with_mass = heads // shape.num_kv_heads, mass is not None
     share = scratch.mass if with_mass else None
-    launch_plan(table.num_entries, table.query_first, scratch, window=window)
     _decode_split_kernel[(programs,)](
         query, arena, table.entries, table.num_entries, table.query_first, scratch.starts, scratch.items,
         scratch.part_peak, scratch.part_total, scratch.part_sum,
@@ -93,23 +95,19 @@ def decode_attention(
     window: int = 0,
     out: torch.Tensor,
     mass: torch.Tensor | None = None,
+    prepared: object = None,
 ) -> None:
-    """Attention of one new token per sequence; see :func:`kernels.ops.decode_attention`.
-
-    Scratch is for as many pieces as the longest sequence may have: where ``table.max_position`` is unknown this reads
-    ``table.query_first`` back, which waits for the device. `decode_attention_launcher` needs neither.
-    """
-    sequences = query.shape[0]
+    """Attention of one new token per sequence; see :func:`kernels.ops.decode_attention`."""
+    sequences, heads, _ = query.shape
     if not sequences:
         return
+    if not isinstance(prepared, PreparedDecode):
+        prepared = plan_decode(table, shape, heads, query.dtype, window=window, mass=mass is not None)
     query, table, target = adjacent_channels(query), adjacent_entries(table), adjacent_channels(out)
-    pieces = max(1, most_pieces(sequences, longest_position(table) + 1, window))
-    scratch = DecodeScratch.allocate(query, shape.num_kv_heads, pieces, mass=mass is not None)
     shares = None if mass is None else mass.contiguous()
-    programs = min(decode_programs(query.device), pieces * shape.num_kv_heads)
     decode_attention_launcher(
         query, arena, shape, layer, table, scale=scale, window=window, out=target,
-        scratch=scratch, programs=programs, mass=shares,
+        scratch=prepared.scratch, programs=prepared.programs, mass=shares,
     )  # fmt: skip
     if mass is not None and shares is not None and shares is not mass:
         mass.copy_(shares)

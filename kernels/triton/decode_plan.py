@@ -16,7 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
+from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS, KVShape
+from kernels.table import TableView
+from kernels.triton.launch import adjacent_entries, longest_position
 
 # Positions per piece; absolute, so neither batch nor block size moves a boundary. A multiple of 32.
 SPLIT_TOKENS = 256
@@ -97,13 +99,21 @@ class DecodeScratch:
     mass: MassScratch | None = None
 
     @classmethod
-    def allocate(cls, query: torch.Tensor, kv_heads: int, pieces: int, *, mass: bool = False) -> DecodeScratch:
-        """For queries like ``query`` [sequences, heads, head_dim] that together have up to ``pieces`` pieces."""
-        sequences, heads, dim = query.shape
+    def allocate(
+        cls,
+        query_shape: tuple[int, int, int],
+        kv_heads: int,
+        pieces: int,
+        device: torch.device,
+        *,
+        mass: bool = False,
+    ) -> DecodeScratch:
+        """For queries [sequences, heads, head_dim] that together have up to ``pieces`` pieces."""
+        sequences, heads, dim = query_shape
 
         # Each by itself: views of one tensor might lie at addresses that need another compiled kernel.
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=query.device)
+            return torch.empty(size, dtype=dtype, device=device)
 
         return cls(
             starts=empty(sequences + 1, dtype=torch.int32),
@@ -121,6 +131,14 @@ class DecodeScratch:
             if mass
             else None,
         )
+
+
+@dataclass(frozen=True)
+class PreparedDecode:
+    """A step's list, written into ``scratch``, and how many programs share it."""
+
+    scratch: DecodeScratch
+    programs: int
 
 
 def most_pieces(sequences: int, positions: int, window: int = 0) -> int:
@@ -145,3 +163,26 @@ def launch_plan(num_entries: torch.Tensor, query_first: torch.Tensor, scratch: D
         num_entries, query_first, scratch.starts, scratch.items, sequences, window, scratch.items.shape[0],
         SPLIT=SPLIT_TOKENS, num_warps=4, num_stages=1,
     )  # fmt: skip
+
+
+def plan_decode(
+    table: TableView,
+    shape: KVShape,
+    heads: int,
+    native_dtype: torch.dtype,  # noqa: ARG001 - the signature is every backend's
+    *,
+    window: int,
+    mass: bool,
+) -> PreparedDecode:
+    """See :func:`kernels.ops.plan_decode`.
+
+    Scratch is for as many pieces as the longest sequence may have: where ``table.max_position`` is unknown this reads
+    ``table.query_first`` back, which waits for the device.
+    """
+    sequences, device = table.num_sequences, table.entries.device
+    pieces = max(1, most_pieces(sequences, longest_position(table) + 1, window)) if sequences else 0
+    scratch = DecodeScratch.allocate((sequences, heads, shape.head_dim), shape.num_kv_heads, pieces, device, mass=mass)
+    if sequences:
+        table = adjacent_entries(table)
+        launch_plan(table.num_entries, table.query_first, scratch, window=window)
+    return PreparedDecode(scratch, min(decode_programs(device), pieces * shape.num_kv_heads))

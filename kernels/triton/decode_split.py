@@ -11,7 +11,8 @@ import triton.language as tl
 
 from kernels.layout import KVShape
 from kernels.triton.decode_plan import SPLIT_TOKENS, reach
-from kernels.triton.tiles import HALF_WINDOW, WINDOW, bounded_options, half_lanes, load_entry, next_window, seek_entry
+from kernels.triton.launch import bounded_options, half_lanes
+from kernels.triton.tiles import HALF_WINDOW, WINDOW, load_entry, next_window, seek_entry
 from kernels.triton.window import attend_window
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.layout import BLOCK_SIZES, ENTRY_VALID, NATIVE_TILE_TOKENS, KVShape
 from kernels.reference.tiles import native_dtype_of
+from kernels.triton.launch import storage_constants
 from kernels.triton.tiles import (
     HALF_WINDOW,
     NATIVE,
@@ -24,7 +25,6 @@ from kernels.triton.tiles import (
     head_address,
     load_entry,
     part_of,
-    storage_constants,
 )
 
 

@@ -17,19 +17,8 @@ import triton.language as tl
 
 from kernels.layout import KVShape
 from kernels.table import TableView
-from kernels.triton.tiles import (
-    HALF_WINDOW,
-    LOG2_E,
-    WINDOW,
-    adjacent_channels,
-    adjacent_entries,
-    architecture_of,
-    attention_warps,
-    half_lanes,
-    load_entry,
-    next_window,
-    seek_entry,
-)
+from kernels.triton.launch import adjacent_channels, adjacent_entries, architecture_of, attention_warps, half_lanes
+from kernels.triton.tiles import HALF_WINDOW, LOG2_E, WINDOW, load_entry, next_window, seek_entry
 from kernels.triton.window import attend_window
 
 

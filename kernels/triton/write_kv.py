@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from kernels.layout import KVShape
-from kernels.triton.tiles import HALF_WINDOW, NATIVE, adjacent_channels, element_bytes, head_address, head_part
+from kernels.triton.launch import adjacent_channels
+from kernels.triton.tiles import HALF_WINDOW, NATIVE, element_bytes, head_address, head_part
 
 
 @triton.jit(do_not_specialize=["layer"])

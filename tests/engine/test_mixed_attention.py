@@ -64,6 +64,7 @@ class CheckedOps:
 
     worst: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
+    plan_decode = staticmethod(ops.plan_decode)
     write_kv = staticmethod(ops.write_kv)
     recode = staticmethod(ops.recode)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,8 @@ from engine.model_runner import ModelRunner
 from engine.models.random_model import write_random_model
 from engine.plan import Entry, RecodeBatch, ScheduledSequence, StepPlan
 from engine.request import Request, SamplingParams
+from kernels import ops
 from kernels.layout import NATIVE, OFFSET_UNIT
-from kernels.reference.attention_mass import attention_mass
-from kernels.reference.decode_attention import decode_attention
-from kernels.reference.prefill_attention import prefill_attention
-from kernels.reference.recode import recode
-from kernels.reference.write_kv import write_kv
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -40,11 +37,10 @@ CONFIG: dict[str, Any] = {
 }
 PROMPT = [random.Random(5).randrange(60) for _ in range(50)]
 REFERENCE = SimpleNamespace(
-    write_kv=write_kv,
-    decode_attention=decode_attention,
-    attention_mass=attention_mass,
-    prefill_attention=prefill_attention,
-    recode=recode,
+    **{
+        name: functools.partial(getattr(ops, name), backend="reference")
+        for name in ("write_kv", "plan_decode", "decode_attention", "attention_mass", "prefill_attention", "recode")
+    }
 )
 
 
@@ -276,3 +272,28 @@ def test_recodes_reach_the_kernel_of_their_group(loaded: LoadedModel) -> None:
     harness.runner.recode([RecodeBatch(1, (job,), 32), RecodeBatch(0, (), 0)])
     runner = harness.runner
     assert calls == [(runner.arenas[1].data_ptr(), loaded.groups[1].shape, [list(job)], torch.float32)]
+
+
+def test_a_step_plans_each_group_once_for_all_its_layers(loaded: LoadedModel) -> None:
+    made, used = [], []
+
+    def plan(*arguments: Any, **options: Any) -> Any:
+        made.append(REFERENCE.plan_decode(*arguments, **options))
+        return made[-1]
+
+    def attend(*arguments: Any, plan: Any, **options: Any) -> None:
+        used.append(plan)
+        REFERENCE.decode_attention(*arguments, plan=plan, **options)
+
+    kernels = SimpleNamespace(**{**vars(REFERENCE), "plan_decode": plan, "decode_attention": attend})
+    harness, first, second = Harness(loaded, ops=kernels), make(), make()
+    harness.feed((first, 0, 20), (second, 0, 4))
+    assert made == used == []
+    harness.feed((first, 20, 1, True, 1), (second, 4, 5))
+    assert len(loaded.groups) == 2
+    assert {plan.window for plan in made} == {0, 12}
+    assert all(plan.mass for plan in made)
+    assert [used.count(plan) for plan in made] == [len(group.layers) for group in loaded.groups]
+    harness.feed((first, 21, 1), (second, 9, 1))
+    assert len(made) == 4
+    assert not made[-1].mass

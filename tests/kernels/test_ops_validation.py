@@ -60,6 +60,44 @@ def test_decode_refuses(changed: dict[str, Any], message: str) -> None:
         _decode(**changed)
 
 
+@pytest.mark.parametrize(
+    ("planned", "called", "message"),
+    [
+        ({}, {"table": _table()}, "made for another table"),
+        ({"heads": 2}, {}, "made for heads 2, not 4"),
+        ({"window": 3}, {}, "made for window 3, not 0"),
+        ({"shape": KVShape(3, 2, 64, 4)}, {}, "made for shape KVShape.num_layers=3"),
+        ({}, {"mass": torch.zeros(1, 2, 1)}, "without the share of attention"),
+        ({"backend": "reference"}, {}, "made by another backend"),
+    ],
+)
+def test_decode_refuses_a_plan_for_something_else(
+    planned: dict[str, Any], called: dict[str, Any], message: str
+) -> None:
+    table = _table()
+    arguments = {"table": table, "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
+    _decode(table=table, plan=ops.plan_decode(**arguments))
+    plan = ops.plan_decode(**{**arguments, **planned})
+    with pytest.raises(ValueError, match=message):
+        _decode(**{"table": table, **called}, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"heads": 3}, "3 query heads for 2 KV heads"),
+        ({"heads": 0}, "0 query heads"),
+        ({"window": -1}, "window must be"),
+        ({"native_dtype": torch.bfloat16}, "does not have the 4 bytes"),
+        ({"table": TableView(*(torch.zeros(1, dtype=torch.int32),) * 3)}, "table entries must be"),
+    ],
+)
+def test_plan_refuses(changed: dict[str, Any], message: str) -> None:
+    arguments = {"table": _table(), "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
+    with pytest.raises(ValueError, match=message):
+        ops.plan_decode(**{**arguments, **changed})
+
+
 @pytest.mark.parametrize("field", ["entries", "num_entries", "query_first"])
 def test_tables_must_be_int32_of_the_right_shape(field: str) -> None:
     good = _table()

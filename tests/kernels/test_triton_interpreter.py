@@ -39,16 +39,12 @@ else:
     from kernels import ops, reference
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
-    from kernels.triton import cases, checks, decode_split
+    from kernels.triton import cases, checks, decode_plan, decode_split
     from kernels.triton import copy_bytes as copying
     from kernels.triton.attention_mass import attention_mass
     from kernels.triton.cases import Geometry, Segment
-    from kernels.triton.decode_attention import (
-        DecodeScratch,
-        decode_attention,
-        decode_attention_launcher,
-        most_pieces,
-    )
+    from kernels.triton.decode_attention import decode_attention, decode_attention_launcher
+    from kernels.triton.decode_plan import DecodeScratch, launch_plan, most_pieces
 
     CPU = torch.device("cpu")
     F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -162,7 +158,7 @@ else:
         generator = torch.Generator().manual_seed(12)
         geometry = Geometry(BF16, 64, kv_heads=2, group=2)
         query = torch.randn((4, 4, 64), generator=generator).to(BF16)
-        scratch = DecodeScratch.allocate(query, 2, most_pieces(4, 600), mass=True)
+        scratch = DecodeScratch.allocate((4, 4, 64), 2, most_pieces(4, 600), CPU, mass=True)
         poison(scratch)
         lengths = [(600, 1, 300, 0), (0, 0, 0, 5), (0, 0, 0, 0), (256, 257, 255, 512)]
         for tokens, programs, window in zip(lengths, (3, 64, 2, 7), (0, 0, 0, 100), strict=True):
@@ -171,6 +167,7 @@ else:
             table = cache.table([count - 1 if count else 5000 for count in tokens])
             table.num_entries[torch.tensor(tokens) == 0] = 0
             out, mass = checks.poisoned((4, 4, 64), BF16, CPU), checks.poisoned((4, 2, 40), F32, CPU)
+            launch_plan(table.num_entries, table.query_first, scratch, window=window)
             decode_attention_launcher(
                 query, cache.arena, cache.shape, 1, table,
                 scale=0.125, window=window, out=out, scratch=scratch, programs=programs, mass=mass,
@@ -194,17 +191,46 @@ else:
         geometry = Geometry(F32, 64, kv_heads=1, layers=1)
         cache, _ = cases.random_cache(geometry, [cases.mixed_segments(600, (NATIVE,), (64,))] * 2, generator, CPU)
         query = torch.randn((2, 2, 64), generator=generator)
-        whole = DecodeScratch.allocate(query, 1, 6)
+        whole = DecodeScratch.allocate((2, 2, 64), 1, 6, CPU)
         guard = 77
         whole.items.fill_(guard)
         short = replace(whole, items=whole.items[:4])
         out = checks.poisoned((2, 2, 64), F32, CPU)
+        table = cache.table([599, 599])
+        launch_plan(table.num_entries, table.query_first, short, window=0)
         decode_attention_launcher(
-            query, cache.arena, cache.shape, 0, cache.table([599, 599]),
+            query, cache.arena, cache.shape, 0, table,
             scale=0.1, window=0, out=out, scratch=short, programs=3,
         )  # fmt: skip
         assert whole.items.tolist() == [0, 0, 0, 1, guard, guard]
         assert short.starts.tolist() == [0, 3, 4]
+
+    def test_layers_that_share_a_plan_get_the_same_bits_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+        generator, geometry = torch.Generator().manual_seed(14), Geometry(BF16, 64, kv_heads=2, group=2)
+        sequences = [cases.mixed_segments(tokens, FORMATS, (64, 32)) for tokens in (290, 1, 40)]
+        cache, lengths = cases.random_cache(geometry, sequences, generator, CPU)
+        query = torch.randn((3, 4, 64), generator=generator).to(BF16)
+        table, planned = cache.table([length - 1 for length in lengths]), []
+        launch = decode_plan.launch_plan
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            planned.append(options["window"])
+            launch(*arguments, **options)
+
+        monkeypatch.setattr(decode_plan, "launch_plan", counted)
+        plan = ops.plan_decode(table, cache.shape, heads=4, native_dtype=BF16, window=70, mass=True, backend="triton")
+        assert planned == [70]
+        got = [(checks.poisoned((3, 4, 64), BF16, CPU), checks.poisoned((3, 2, 20), F32, CPU)) for _ in range(4)]
+        for layer in range(2):
+            arguments = (query, cache.arena, cache.shape, layer, table)
+            for (out, mass), given in zip(got[2 * layer : 2 * layer + 2], (plan, None), strict=True):
+                options: dict[str, Any] = {"scale": 0.125, "window": 70, "out": out, "mass": mass, "plan": given}
+                ops.decode_attention(*arguments, **options, backend="triton")
+        assert planned == [70] * 3
+        for layer in range(2):
+            for mine, alone in zip(got[2 * layer], got[2 * layer + 1], strict=True):
+                checks.compare_bytes(f"layer {layer}", mine, alone)
+        assert not torch.equal(got[0][0], got[2][0])
 
     def test_dispatch_reaches_these_kernels() -> None:
         generator = torch.Generator().manual_seed(9)

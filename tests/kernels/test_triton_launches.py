@@ -23,16 +23,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import jit
 
+from kernels import ops
 from kernels.layout import FORMATS, JOB_WIDTH, NATIVE, KVShape
 from kernels.table import TableView
 from kernels.triton.attention_mass import attention_mass
 from kernels.triton.copy_bytes import copy_bytes
-from kernels.triton.decode_attention import (
-    DecodeScratch,
-    decode_attention,
-    decode_attention_launcher,
-    most_pieces,
-)
+from kernels.triton.decode_attention import decode_attention, decode_attention_launcher
+from kernels.triton.decode_plan import DecodeScratch, launch_plan, most_pieces
 from kernels.triton.gather import gather_kv
 from kernels.triton.prefill_attention import prefill_attention
 from kernels.triton.recode import recode
@@ -125,12 +122,15 @@ def test_a_recorded_decode_serves_every_batch_of_its_size(launches: Launches) ->
     sequences, heads = 4, SHAPE.num_kv_heads * GROUP
     query = torch.zeros((sequences, heads, SHAPE.head_dim), dtype=DTYPE)
     out, mass = torch.empty_like(query), torch.empty((sequences, SHAPE.num_kv_heads, 64))
-    scratch = DecodeScratch.allocate(query, SHAPE.num_kv_heads, most_pieces(sequences, 1024), mass=True)
+    scratch = DecodeScratch.allocate(
+        (sequences, heads, SHAPE.head_dim), SHAPE.num_kv_heads, most_pieces(sequences, 1024), query.device, mass=True
+    )
     seen = set()
     for tokens, formats in itertools.product((1, 300, 1024), ((0,), (NATIVE.code, 3), (1, 2, 3))):
         table = table_of(sequences, 1024, formats)
         table.query_first.fill_(tokens - 1)
         table.num_entries[2:] = 0
+        launch_plan(table.num_entries, table.query_first, scratch, window=0)
         decode_attention_launcher(
             query, ARENA, SHAPE, 0, table,
             scale=0.1, window=0, out=out, scratch=scratch, programs=64, mass=mass,
@@ -138,3 +138,20 @@ def test_a_recorded_decode_serves_every_batch_of_its_size(launches: Launches) ->
         seen.add(tuple((name, grids[-1]) for name, grids in sorted(launches.grids.items())))
     assert len(seen) == 1
     assert launches.compiled == 4
+
+
+def test_a_step_plans_once_for_all_layers(launches: Launches) -> None:
+    table, heads = table_of(3, 600), SHAPE.num_kv_heads * GROUP
+    query = torch.zeros((3, heads, SHAPE.head_dim), dtype=DTYPE)
+    out, mass = torch.empty_like(query), torch.empty((3, SHAPE.num_kv_heads, 40))
+    plan = ops.plan_decode(table, SHAPE, heads=heads, native_dtype=DTYPE, mass=True, backend="triton")
+    for layer in range(SHAPE.num_layers):
+        share = mass if layer % 2 else None
+        ops.decode_attention(
+            query, ARENA, SHAPE, layer, table, scale=0.1, out=out, mass=share, plan=plan, backend="triton"
+        )
+    counts = {name: len(grids) for name, grids in launches.grids.items()}
+    assert counts["_decode_plan_kernel"] == 1
+    assert counts["_decode_split_kernel"] == counts["_decode_merge_kernel"] == SHAPE.num_layers
+    ops.decode_attention(query, ARENA, SHAPE, 0, table, scale=0.1, out=out, backend="triton")
+    assert len(launches.grids["_decode_plan_kernel"]) == 2
