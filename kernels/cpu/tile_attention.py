@@ -15,64 +15,83 @@ from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
 
 _KEYS = 4  # per step of a tile's products
 _CACHE_LINE = 64
-# Products and sums for 4, 2 or 1 query heads at a time: keys are converted once for all of them.
-_dot_4, _dot_2, _dot_1 = dot_products(4, 2), dot_products(2, 4), dot_products(1, 4)
-_add_4, _add_2, _add_1 = weighted_rows(4, 2), weighted_rows(2, 4), weighted_rows(1, 4)
-_add_rest = weighted_rows(1, 1)
 
 
-@fast
-def _scores(
-    query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, codes: Any, ahead: Any, scores: Any
-) -> None:
-    """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``.
+def _scores(*, packed: bool) -> Any:
+    # For 4, 2 or 1 query heads at a time: keys are converted once for all of them.
+    dot_4, dot_2, dot_1 = (
+        dot_products(heads, keys, packed=packed) for heads, keys in ((4, _KEYS // 2), (2, _KEYS), (1, _KEYS))
+    )
 
-    Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read. On the way, the bytes
-    ``ahead`` (first, past the last) of ``codes`` are asked for, a few at a time: more at once would make loads wait.
-    """
-    last, line = valid - 1, ahead[0]
-    part = (ahead[1] - ahead[0]) * _KEYS // valid
-    for first in range(0, valid, _KEYS):
-        stop = min(line + part, ahead[1])
-        while line < stop:
-            prefetch(codes, line)
-            line += _CACHE_LINE
+    @fast
+    def scores_of(
+        query: Any, keys: Any, start: Any, valid: Any, group: Any, head_dim: Any, codes: Any, ahead: Any, scores: Any
+    ) -> None:
+        """scores[g, t] = query[g] . keys[t] for the ``valid`` rows from element ``start`` of ``keys``.
+
+        Rows past the last one repeat it: they are masked later, and nothing past ``valid`` is read. On the way, the
+        bytes ``ahead`` (first, past the last) of ``codes`` are asked for, a few at a time: more at once would make
+        loads wait.
+        """
+        last, line = valid - 1, ahead[0]
+        part = (ahead[1] - ahead[0]) * _KEYS // valid
+        for first in range(0, valid, _KEYS):
+            stop = min(line + part, ahead[1])
+            while line < stop:
+                prefetch(codes, line)
+                line += _CACHE_LINE
+            g = 0
+            while g < group:
+                q, at = g * head_dim, g * QUANT_TILE_TOKENS + first
+                if group - g >= 4:
+                    dot_4(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                    dot_4(query, q, head_dim, keys, start, first + 2, last, scores, at + 2, QUANT_TILE_TOKENS)
+                    g += 4
+                elif group - g >= 2:
+                    dot_2(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                    g += 2
+                else:
+                    dot_1(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                    g += 1
+
+    return scores_of
+
+
+def _add_values(*, packed: bool) -> Any:
+    # Sums of 4, 2 or 1 query heads at a time, over so many columns that 8 registers hold them.
+    parts = 2 if packed else 1
+    add_4, add_2, add_1 = (weighted_rows(h, v // parts, packed=packed) for h, v in ((4, 2), (2, 4), (1, 4)))
+    add_rest = weighted_rows(1, 1, packed=packed)
+    few, many, rest = 16 // parts, 32 // parts, 8
+
+    @fast
+    def add(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:
+        """sums[g] += sum over t of weights[g, t] * values[t], for rows from element ``start`` of ``values``."""
+        width = head_dim // parts
         g = 0
         while g < group:
-            q, at = g * head_dim, g * QUANT_TILE_TOKENS + first
-            if group - g >= 4:
-                _dot_4(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
-                _dot_4(query, q, head_dim, keys, start, first + 2, last, scores, at + 2, QUANT_TILE_TOKENS)
+            w, at = g * QUANT_TILE_TOKENS, g * head_dim
+            if group - g >= 4 and width % few == 0:
+                for column in range(0, width, few):
+                    add_4(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
                 g += 4
-            elif group - g >= 2:
-                _dot_2(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+            elif group - g >= 2 and width % many == 0:
+                for column in range(0, width, many):
+                    add_2(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
                 g += 2
             else:
-                _dot_1(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                whole = width // many * many
+                for column in range(0, whole, many):
+                    add_1(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
+                for column in range(whole, width, rest):
+                    add_rest(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
                 g += 1
 
+    return add
 
-@fast
-def _add_values(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:
-    """sums[g] += sum over t of weights[g, t] * values[t], for rows from element ``start`` of ``values``."""
-    g = 0
-    while g < group:
-        w, at = g * QUANT_TILE_TOKENS, g * head_dim
-        if group - g >= 4 and head_dim % 16 == 0:
-            for column in range(0, head_dim, 16):
-                _add_4(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
-            g += 4
-        elif group - g >= 2 and head_dim % 32 == 0:
-            for column in range(0, head_dim, 32):
-                _add_2(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
-            g += 2
-        else:
-            whole = head_dim // 32 * 32
-            for column in range(0, whole, 32):
-                _add_1(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
-            for column in range(whole, head_dim, 8):
-                _add_rest(weights, w, QUANT_TILE_TOKENS, values, start, valid, head_dim, column, sums, at)
-            g += 1
+
+_scores_plain, _scores_packed = _scores(packed=False), _scores(packed=True)
+_add_plain, _add_packed = _add_values(packed=False), _add_values(packed=True)
 
 
 @inlined
@@ -93,17 +112,19 @@ def tile_scores(
     group = query.shape[0] // head_dim
     if form[BITS_K] == 0:
         place = (tile + form[K_CODES]) // elements.itemsize
-        _scores(query, elements, place, valid, group, head_dim, codes, ahead, scores)
+        _scores_plain(query, elements, place, valid, group, head_dim, codes, ahead, scores)
         return
     scale, zero = (tile + form[K_SCALE]) // elements.itemsize, (tile + form[K_ZERO]) // elements.itemsize
     for g in range(group):
         for d in range(head_dim):
             scaled[g * head_dim + d] = query[g * head_dim + d] * load(elements, scale + d)
     if form[BITS_K] == 8:
-        _scores(scaled, codes, tile + form[K_CODES], valid, group, head_dim, codes, ahead, scores)
+        _scores_plain(scaled, codes, tile + form[K_CODES], valid, group, head_dim, codes, ahead, scores)
+    elif head_dim % 16 == 0:
+        _scores_packed(scaled, codes, tile + form[K_CODES], valid, group, head_dim, codes, ahead, scores)
     else:
         unpack(codes, tile + form[K_CODES], form[BITS_K], valid, head_dim, scratch, 0)
-        _scores(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
+        _scores_plain(scaled, scratch, 0, valid, group, head_dim, codes, ahead, scores)
     for g in range(group):
         shift = np.float32(0)
         for d in range(head_dim):
@@ -169,7 +190,7 @@ def tile_values(
     """sums[g] += sum over t of weights[g, t] * value[t]; overwrites the weights of a quantised tile."""
     group = sums.shape[0] // head_dim
     if form[BITS_V] == 0:
-        _add_values(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
+        _add_plain(weights, elements, (tile + form[V_CODES]) // elements.itemsize, valid, group, head_dim, sums)
         return
     scale, zero = (tile + form[V_SCALE]) // elements.itemsize, (tile + form[V_ZERO]) // elements.itemsize
     for g in range(group):
@@ -181,7 +202,9 @@ def tile_values(
         for d in range(head_dim):
             sums[g * head_dim + d] += shift
     if form[BITS_V] == 8:
-        _add_values(weights, codes, tile + form[V_CODES], valid, group, head_dim, sums)
+        _add_plain(weights, codes, tile + form[V_CODES], valid, group, head_dim, sums)
+    elif head_dim % 16 == 0:
+        _add_packed(weights, codes, tile + form[V_CODES], valid, group, head_dim, sums)
     else:
         unpack(codes, tile + form[V_CODES], form[BITS_V], valid, head_dim, scratch, 0)
-        _add_values(weights, scratch, 0, valid, group, head_dim, sums)
+        _add_plain(weights, scratch, 0, valid, group, head_dim, sums)

@@ -44,6 +44,18 @@ def load_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any) ->
     return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
 
 
+def load_row_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any, *, packed: bool) -> list[Any]:
+    """8 elements of a row from ``array[index]`` on; ``packed``: 8 bytes of 4-bit codes, their low and high halves."""
+    if not packed:
+        return [load_lanes(context, builder, kind, array, index)]
+    kind_of_bytes = ir.VectorType(context.get_data_type(kind.dtype), LANES).as_pointer()
+    raw = builder.load(builder.bitcast(_at(context, builder, kind, array, index), kind_of_bytes), align=1)
+    wide = builder.zext(raw, WORDS)
+    low = builder.and_(wide, ir.Constant(WORDS, [15] * LANES))
+    high = builder.lshr(wide, ir.Constant(WORDS, [4] * LANES))
+    return [builder.sitofp(half, FLOATS) for half in (low, high)]
+
+
 def store_lanes(context: Any, builder: Any, kind: Any, array: Any, index: Any, value: Any) -> None:
     at = builder.bitcast(_at(context, builder, kind, array, index), value.type.as_pointer())
     builder.store(value, at, align=4)
@@ -85,13 +97,15 @@ def _lane_sums(builder: Any, vectors: Sequence[Any]) -> Any:
     return builder.fadd(shuffle(builder, first, second, lower[:taken]), shuffle(builder, first, second, upper[:taken]))
 
 
-def dot_products(heads: int, keys: int) -> Any:
+def dot_products(heads: int, keys: int, *, packed: bool = False) -> Any:
     """An intrinsic for the products of ``heads`` queries with ``keys`` keys; heads x keys is 4 or 8.
 
     ``(query, q, head_dim, rows, start, first, last, scores, at, stride)``: query g is at ``query[q + g * head_dim]``;
     key t is row ``min(first + t, last)`` of ``rows``, which begins at ``start``; the product goes to
-    ``scores[at + g * stride + t]``.
+    ``scores[at + g * stride + t]``. ``packed``: rows are 4-bit codes, channel c in the low half of byte c and channel
+    head_dim / 2 + c in the high one; head_dim is a multiple of 16 then.
     """
+    parts = 2 if packed else 1
 
     @lowlevel
     def dot(
@@ -105,21 +119,28 @@ def dot_products(heads: int, keys: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kinds = signature.args
             query, q, head_dim, rows, start, first, last, scores, at, stride = arguments
+            width = builder.udiv(head_dim, ir.Constant(head_dim.type, parts))  # of a row, in elements
             zero = ir.Constant(FLOATS, [0.0] * LANES)
             sums = [[variable(builder, zero) for _ in range(keys)] for _ in range(heads)]
             places = []
             for t in range(keys):
                 row = builder.add(first, ir.Constant(first.type, t))
                 row = builder.select(builder.icmp_signed("<", row, last), row, last)
-                places.append(builder.add(start, builder.mul(row, head_dim)))
+                places.append(builder.add(start, builder.mul(row, width)))
             lines = [builder.add(q, builder.mul(ir.Constant(q.type, g), head_dim)) for g in range(heads)]
             step = ir.Constant(head_dim.type, LANES)
-            with cgutils.for_range_slice(builder, ir.Constant(head_dim.type, 0), head_dim, step) as (d, _):
-                lefts = [load_lanes(context, builder, kinds[0], query, builder.add(line, d)) for line in lines]
+            with cgutils.for_range_slice(builder, ir.Constant(head_dim.type, 0), width, step) as (d, _):
+                columns = [builder.add(d, builder.mul(width, ir.Constant(width.type, part))) for part in range(parts)]
+                lefts = [
+                    [load_lanes(context, builder, kinds[0], query, builder.add(line, column)) for line in lines]
+                    for column in columns
+                ]
                 for t in range(keys):
-                    right = load_lanes(context, builder, kinds[3], rows, builder.add(places[t], d))
-                    for g in range(heads):
-                        _add_product(builder, sums[g][t], lefts[g], right)
+                    place = builder.add(places[t], d)
+                    rights = load_row_lanes(context, builder, kinds[3], rows, place, packed=packed)
+                    for part, right in enumerate(rights):
+                        for g in range(heads):
+                            _add_product(builder, sums[g][t], lefts[part][g], right)
             total = _lane_sums(builder, [builder.load(one) for line in sums for one in line])
             for g in range(heads):
                 part = shuffle(builder, total, total, range(g * keys, (g + 1) * keys))
@@ -133,13 +154,14 @@ def dot_products(heads: int, keys: int) -> Any:
     return dot
 
 
-def weighted_rows(heads: int, vectors: int) -> Any:
+def weighted_rows(heads: int, vectors: int, *, packed: bool = False) -> Any:
     """An intrinsic that adds to ``heads`` sums the rows of a matrix times weights, for ``vectors`` x 8 columns.
 
     ``(weights, w, stride, rows, start, count, head_dim, column, sums, at)``: weight of row t for sum g is
     ``weights[w + g * stride + t]``; row t begins at ``rows[start + t * head_dim]``, sum g at
-    ``sums[at + g * head_dim]``.
+    ``sums[at + g * head_dim]``. ``packed``: as :func:`dot_products`; columns are of bytes, each of two channels.
     """
+    parts = 2 if packed else 1
 
     @lowlevel
     def add(
@@ -153,36 +175,36 @@ def weighted_rows(heads: int, vectors: int) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             kinds = signature.args
             weights, w, stride, rows, start, count, head_dim, column, sums, at = arguments
+            width = builder.udiv(head_dim, ir.Constant(head_dim.type, parts))
 
             def place(g: int, vector: int) -> Any:
+                """Of a vector of sums; those of the low halves and of the high ones take turns."""
                 line = builder.add(at, builder.mul(ir.Constant(at.type, g), head_dim))
-                return builder.add(builder.add(line, column), ir.Constant(at.type, vector * LANES))
+                line = builder.add(line, builder.mul(width, ir.Constant(width.type, vector % parts)))
+                return builder.add(builder.add(line, column), ir.Constant(at.type, vector // parts * LANES))
 
-            parts = [
+            added = [
                 [
                     variable(builder, load_lanes(context, builder, kinds[8], sums, place(g, vector)))
-                    for vector in range(vectors)
+                    for vector in range(vectors * parts)
                 ]
                 for g in range(heads)
             ]
             with cgutils.for_range(builder, count) as loop:
                 t = loop.index
-                row = builder.add(builder.add(start, column), builder.mul(t, head_dim))
-                values = [
-                    load_lanes(
-                        context, builder, kinds[3], rows, builder.add(row, ir.Constant(row.type, vector * LANES))
-                    )
-                    for vector in range(vectors)
-                ]
+                row = builder.add(builder.add(start, column), builder.mul(t, width))
+                values = []
+                for vector in range(vectors):
+                    index = builder.add(row, ir.Constant(row.type, vector * LANES))
+                    values += load_row_lanes(context, builder, kinds[3], rows, index, packed=packed)
                 for g in range(heads):
                     index = builder.add(builder.add(w, t), builder.mul(ir.Constant(w.type, g), stride))
-                    weight = builder.load(_at(context, builder, kinds[0], weights, index))
-                    factor = splat(builder, weight)
-                    for vector in range(vectors):
-                        _add_product(builder, parts[g][vector], factor, values[vector])
+                    factor = splat(builder, builder.load(_at(context, builder, kinds[0], weights, index)))
+                    for total, value in zip(added[g], values, strict=True):
+                        _add_product(builder, total, factor, value)
             for g in range(heads):
-                for vector in range(vectors):
-                    store_lanes(context, builder, kinds[8], sums, place(g, vector), builder.load(parts[g][vector]))
+                for vector, total in enumerate(added[g]):
+                    store_lanes(context, builder, kinds[8], sums, place(g, vector), builder.load(total))
             return context.get_dummy_value()
 
         index = types.intp

@@ -20,6 +20,7 @@ GEOMETRIES = [
     (torch.bfloat16, 64, 8, 2),
     (torch.bfloat16, 96, 5, 1),
     (torch.float16, 128, 6, 3),
+    (torch.bfloat16, 40, 6, 2),
 ]
 
 
