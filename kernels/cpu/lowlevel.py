@@ -195,3 +195,28 @@ def native_exact(typing_context: Any, array: Any, value: Any) -> Any:  # noqa: A
         return builder.bitcast(builder.fptrunc(arguments[1], ir.HalfType()), ir.IntType(16))
 
     return element(array, types.float32), codegen
+
+
+@lowlevel
+def native_nearest(typing_context: Any, array: Any, value: Any) -> Any:  # noqa: ARG001
+    """The element of ``array``'s native dtype that is nearest to the float32 ``value``, ties to even, as torch's."""
+    element = array.dtype
+    if element not in (types.float32, _BF16, _FP16):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        value = arguments[1]
+        if element == types.float32:
+            return value
+        if element == _FP16:
+            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+        word = ir.IntType(32)
+        bits = builder.bitcast(value, word)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(word, 16)), ir.Constant(word, 1))
+        rounded = builder.add(bits, builder.add(odd, ir.Constant(word, 0x7FFF)))
+        # Rounding could carry a NaN into a zero.
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        kept = builder.select(is_nan, ir.Constant(word, 0x7FC00000), rounded)
+        return builder.trunc(builder.lshr(kept, ir.Constant(word, 16)), ir.IntType(16))
+
+    return element(array, types.float32), codegen

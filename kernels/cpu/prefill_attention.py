@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from kernels.cpu.decode_attention import attend
+from kernels.cpu.decode_attention import PreparedRows, attend
 from kernels.cpu.gather import gather_heads, stored_positions
 from kernels.layout import KVShape
 from kernels.table import TableView
@@ -46,9 +46,10 @@ def prefill_attention(
         entries = table.entries[sequence, : int(table.num_entries[sequence])]
         source.attend(query[start:stop], entries, firsts[sequence], scale, window, out[start:stop])
     if few:
-        rows, sequences, positions = torch.tensor(few, dtype=torch.int32).unbind(1)
+        rows, sequences, positions = torch.tensor(few, dtype=torch.int32).T.contiguous()
         some = out.new_empty((len(few), *out.shape[1:]))
-        attend(query[rows], arena, shape, layer, table, (sequences, positions), scale, window, some)
+        prepared = PreparedRows.of(table, sequences.numpy(), positions.numpy())
+        attend(query[rows], arena, shape, layer, prepared, scale, window, some)
         out[rows] = some
 
 

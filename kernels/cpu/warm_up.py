@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu.copy_bytes import copy_bytes
-from kernels.cpu.decode_attention import attend
+from kernels.cpu.decode_attention import PreparedRows, attend
 from kernels.cpu.gather import gather_kv
 from kernels.cpu.recode import recode
 from kernels.cpu.write_kv import write_kv
@@ -26,8 +26,9 @@ def warm_up(native_dtype: torch.dtype) -> None:
     one = torch.zeros(1, dtype=torch.int32)
     table = TableView(torch.zeros((1, 1, ENTRY_WIDTH), dtype=torch.int32), one, one)
     write_kv(arena, shape, 0, tokens, tokens, torch.zeros((1, 2), dtype=torch.int32))
+    rows = PreparedRows.of(table, one.numpy(), one.numpy())
     for threads in {1, torch.get_num_threads()}:
-        attend(tokens, arena, shape, 0, table, (one, one), 1.0, 0, torch.empty_like(tokens), threads=threads)
+        attend(tokens, arena, shape, 0, rows, 1.0, 0, torch.empty_like(tokens), threads=threads)
     recode(arena, shape, torch.zeros((0, JOB_WIDTH), dtype=torch.int32), native_dtype=native_dtype)
     copy_bytes(arena, arena, torch.zeros((0, 3), dtype=torch.int64))
     gather_kv(arena, shape, 0, table.entries[0], 0, native_dtype=native_dtype)

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kernels import ops, reference
-from kernels.cpu.decode_attention import attend
+from kernels.cpu.decode_attention import PreparedRows, attend
 from kernels.layout import CHUNK_TOKENS, FORMATS, NATIVE, KVShape
 from kernels.reference.tolerances import mass_tolerance
 from kernels.table import TableView
@@ -165,12 +166,13 @@ def test_number_of_threads_changes_no_bit(kernel_cases: Any) -> None:
     cache = kernel_cases.random_cache(shape, torch.float32, layouts, generator)
     positions = torch.tensor([length - 1 for length in kernel_cases.lengths_of(layouts)], dtype=torch.int32)
     query = torch.randn((len(layouts), 8, 64), generator=generator)
-    rows = (torch.arange(len(layouts), dtype=torch.int32), positions)
+    table = cache.table(positions.tolist())
+    rows = PreparedRows.of(table, np.arange(len(layouts), dtype=np.int32), positions.numpy())
     results = []
     for threads in (1, 2):
         mass = kernel_cases.poisoned((len(layouts), 2, 30), torch.float32)
-        table, out = cache.table(positions.tolist()), torch.empty_like(query)
-        attend(query, cache.arena, shape, 0, table, rows, 0.125, 0, out, mass=mass, threads=threads)
+        out = torch.empty_like(query)
+        attend(query, cache.arena, shape, 0, rows, 0.125, 0, out, mass=mass, threads=threads)
         results.append(mass)
     kernel_cases.assert_same_bits(results[1], results[0])
 

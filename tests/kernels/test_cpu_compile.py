@@ -16,7 +16,8 @@ from numba import njit
 import kernels
 from kernels import ops
 from kernels.cpu import compile as cpu_compile
-from kernels.cpu.lowlevel import exp_nonpositive
+from kernels.cpu.lowlevel import exp_nonpositive, native_nearest
+from kernels.cpu.tiles import elements_of
 from kernels.cpu.vector_softmax import largest_score, weigh_scores
 
 
@@ -36,6 +37,24 @@ def test_exponential_is_accurate_and_keeps_nan() -> None:
     run(edges, out)
     assert np.all(out[:3] < 2e-38)
     assert np.isnan(out[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_to_the_native_dtype_is_torchs(dtype: torch.dtype) -> None:
+    @njit
+    def run(values: np.ndarray, out: np.ndarray) -> None:
+        for i in range(values.shape[0]):
+            out[i] = native_nearest(out, values[i])
+
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    # Each native number, and what lies halfway to its neighbour and just beside that.
+    bits = every.view(torch.int32)[:, None] + torch.tensor([0, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001])
+    values = bits.to(torch.int32).view(torch.float32).flatten()
+    out = torch.empty(values.shape, dtype=dtype)
+    run(values.numpy(), elements_of(out, dtype))
+    want = values.to(dtype)
+    assert torch.equal(out.isnan(), want.isnan())
+    assert torch.equal(out[~want.isnan()].view(torch.int16), want[~want.isnan()].view(torch.int16))
 
 
 def test_vector_softmax_is_accurate_and_takes_only_its_span() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kernels import ops, reference
-from kernels.cpu.decode_attention import attend
+from kernels.cpu.decode_attention import PreparedRows, attend
 from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE, KVShape
 
 GEOMETRIES = [
@@ -74,11 +75,11 @@ def test_number_of_threads_changes_no_bit(kernel_cases: Any) -> None:
     positions = torch.tensor([length - 1 for length in kernel_cases.lengths_of(layouts)], dtype=torch.int32)
     table = cache.table(positions.tolist())
     query = torch.randn((len(layouts), 8, 64), generator=generator)
-    rows = (torch.arange(len(layouts), dtype=torch.int32), positions)
+    rows = PreparedRows.of(table, np.arange(len(layouts), dtype=np.int32), positions.numpy())
     results = []
     for threads in (1, 2):
         out = kernel_cases.poisoned(query.shape, torch.float32)
-        attend(query, cache.arena, shape, 0, table, rows, 0.125, 0, out, threads=threads)
+        attend(query, cache.arena, shape, 0, rows, 0.125, 0, out, threads=threads)
         results.append(out)
     kernel_cases.assert_same_bits(results[1], results[0])
 
@@ -91,12 +92,12 @@ def test_two_threads_may_call_at_once(kernel_cases: Any) -> None:
     cache = kernel_cases.random_cache(shape, torch.float32, layouts, generator)
     table = cache.table([256] * 8)
     query = torch.randn((8, 8, 64), generator=generator)
-    rows = (torch.arange(8, dtype=torch.int32), table.query_first)
+    rows = PreparedRows.of(table, np.arange(8, dtype=np.int32), table.query_first.numpy())
     outs = [kernel_cases.poisoned(query.shape, torch.float32) for _ in range(3)]
 
     def call(out: torch.Tensor) -> None:
         for _ in range(20):
-            attend(query, cache.arena, shape, 0, table, rows, 0.125, 0, out, threads=2)
+            attend(query, cache.arena, shape, 0, rows, 0.125, 0, out, threads=2)
 
     threads = [threading.Thread(target=call, args=(out,)) for out in outs]
     for thread in threads:
