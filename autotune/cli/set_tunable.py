@@ -84,7 +84,7 @@ def _report(wanted: dict[str, TunableValue], answer: PatchAnswer, done: str | No
     """Print one line per knob, ``done`` in place of the status of what was taken. Raises CliError for the rest."""
     refused = []
     for knob, result in answer["results"].items():
-        line = one_line(f"{knob}={wanted.get(knob)}: {result['status']} {result['why']}".rstrip())
+        line = one_line(f"{knob}={wanted.get(knob)}: {', '.join(filter(None, (result['status'], result['why'])))}")
         if result["status"] in {"applied", "converging"}:
             typer.echo(line if done is None else one_line(done.format(knob=knob, value=wanted.get(knob))))
         else:

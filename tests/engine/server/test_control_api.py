@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -165,6 +166,7 @@ def test_formats_converge_and_up_is_honest(server: Any, client: ControlClient) -
     assert all(row["bytes"] > 0 for row in rows)
     up = client.patch({"kv_format": "native"}, writer="operator")["results"]["kv_format"]
     assert up["status"] == "applied"
+    assert re.fullmatch(r"for new KV; \d+\.\d KiB of resident KV stay in a lossier format", up["why"])
     assert client.tunables()["progress"]["held_below_format_bytes"] > 0
     assert client.stats().gauges.held_below_format_bytes > 0
 
@@ -179,11 +181,15 @@ def test_pins_are_made_over_http_and_ended_here(server: Any, client: ControlClie
     assert all(row["num_tokens"] == 32 and 0 < row["expires_in_s"] <= row["ttl_s"] for row in view["pins"])
     assert view["bytes"] == sum(row["bytes"] for row in view["pins"]) == client.stats().gauges.kv_pinned_bytes
     assert client.unpin(view["pins"][1]["id"]) == 1
-    with pytest.raises(ValueError, match="no pin"):
-        client.unpin(view["pins"][1]["id"])
+    ended = view["pins"][1]["id"]
+    left = sorted(row["id"] for row in client.pins()["pins"])
+    with pytest.raises(ValueError, match=rf"no pin {ended}, .*those that exist: {left[0]}, {left[1]}$"):
+        client.unpin(ended)
     assert client.stats().gauges.prefix_pins == 2
     assert client.unpin() == 2
     assert client.unpin() == 0
+    with pytest.raises(ValueError, match="there are none"):
+        client.unpin(ended)
     assert client.stats().gauges.kv_cached_bytes > 0  # still cached, until room is needed
     transport = httpx.HTTPTransport(uds=str(server.control_path))
     with httpx.Client(transport=transport, base_url="http://engine") as http:

@@ -98,6 +98,8 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
         (["--grace", "inf"], "86400"),
         (["--recent-tokens", "-64"], "multiple of 16"),
         (["--recent-tokens", "50"], "multiple of 16"),
+        (["--host-pool-bytes", "1"], " bytes with --host-pool-bytes"),
+        (["--kv-pool-bytes", "1"], " bytes with --kv-pool-bytes"),
     ],
 )
 def test_one_line_for_what_is_wrong(
