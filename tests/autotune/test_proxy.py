@@ -220,6 +220,13 @@ def test_refusals_and_other_calls_pass_and_are_not_recorded(rig: Rig) -> None:
     assert rig.rows() == []
 
 
+def test_a_probe_passes_with_its_mark_and_is_not_recorded(rig: Rig) -> None:
+    headers = {"X-Autotune-Probe": "1"}
+    assert httpx.post(f"{rig.url}/v1/completions", json={"prompt": SECRET}, headers=headers).status_code == 200
+    assert rig.upstream.calls[0][2][b"x-autotune-probe"] == b"1"
+    assert rig.rows() == []
+
+
 def test_a_batch_of_prompts_is_one_row_each(rig: Rig) -> None:
     httpx.post(f"{rig.url}/v1/completions", json={"prompt": [SECRET, SECRET + " more"], "n": 2})
     rows = rig.rows()
