@@ -71,7 +71,9 @@ def _offload(desired: str, scheduler: Scheduler) -> KnobOutcome:
         return KnobOutcome(APPLIED)
     held = scheduler.cache.usage().host_used_bytes
     if held:
-        return KnobOutcome(CONVERGING, f"{format_size(held)} that requests hold on the host come back when these run again")
+        return KnobOutcome(
+            CONVERGING, f"{format_size(held)} that requests hold on the host come back when these run again"
+        )
     return KnobOutcome(APPLIED)
 
 

@@ -240,7 +240,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         prog=program, description="Serve a model over an OpenAI-compatible API, with a KV cache that can be tuned live."
     )
     add = result.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer")
+    add("--model", type=_path, required=True, metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer")
     add("--host", default=EngineOptions.host, help="address to listen on (%(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="TCP port; 0 takes a free one (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
@@ -254,7 +254,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="N",
         help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
     )
-    add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
+    add("--control", type=_path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
     add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
     add("--max-waiting", type=int, default=EngineOptions.max_waiting, help="queue bound; more get 429 (%(default)s)")
@@ -285,7 +285,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
     add(
         "--quality-table",
-        type=Path,
+        type=_path,
         metavar="FILE",
         help="of autotune compare-formats: formats over budget are refused",
     )
@@ -296,7 +296,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="PCT",
         help="perplexity that a format may cost by the table (%(default)s)",
     )
-    add("--record", type=Path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
+    add("--record", type=_path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
     add(
         "--record-max",
         type=_size,
@@ -364,6 +364,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the signal handlers were in place
         return 130
     return 0
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; name one, or leave the option out")
+    return Path(text)
 
 
 def _size(text: str) -> int:

@@ -21,8 +21,21 @@ from autotune.writers import OPERATOR_PREFIX
 if TYPE_CHECKING:
     from engine.control_client import ControlClient
 
+
+def given_path(text: str | Path) -> Path:
+    """A path of the command line, for ``parser=``. Raises BadParameter for an empty one: it would be the current
+    folder.
+    """
+    if not str(text):
+        raise typer.BadParameter("the path is empty; name one, or leave the option out")
+    return Path(text)
+
+
 ControlOption = Annotated[
-    Path | None, typer.Option("--control", metavar="SOCKET", help="Control socket of the engine.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--control", metavar="SOCKET", help="Control socket of the engine.", show_default=False, parser=given_path
+    ),
 ]
 _MAX_ERROR_CHARS = 2000
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,17 +24,21 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_formats(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.", parser=given_path)],
     *,
     text: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text for perplexity: a file, or a folder of .txt or .txt.gz.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Text for perplexity: a file, or a folder of .txt or .txt.gz.", parser=given_path
+        ),
     ] = None,
     held_out: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Of a folder, only files whose names begin so.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).", parser=given_path),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help=f"Write {_CSV} too.")] = False,
     plot: Annotated[bool, typer.Option("--plot", help=f"Draw {' and '.join(_PLOTS)} too (needs matplotlib).")] = False,

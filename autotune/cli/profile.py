@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
     from envs.measured import Progress
@@ -24,9 +24,14 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    model: Annotated[Path, typer.Argument(help="Model folder; a config.json will do with --analytic.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Model folder; a config.json will do with --analytic.", metavar="MODEL", parser=given_path),
+    ],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write it.")] = Path("profile.yaml"),
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Where to write it.", metavar="FILE", parser=given_path)
+    ] = Path("profile.yaml"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer loads: under a minute for a small model.")] = False,
     analytic: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Estimate from a data sheet: H200, H100, A100 or L4.")
@@ -41,7 +46,8 @@ def profile(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,
     quality: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.", parser=given_path),
     ] = None,
 ) -> None:
     """Measure how long MODEL's steps take on this machine and write a profile for autotune simulate.

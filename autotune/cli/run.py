@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption
+from autotune.cli._shared import CliError, ControlOption, given_path
 
 
 def register(app: typer.Typer) -> None:
@@ -24,14 +24,18 @@ def run(
     demo: Annotated[
         bool, typer.Option("--demo", help="Demonstrate tuning on a bursty load (default: no --model).")
     ] = False,
-    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder; the bundled one if absent.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model folder; the bundled one if absent.", parser=given_path)
+    ] = None,
     host: Annotated[str, typer.Option(help="Address of the engine's API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the engine's API.")] = 8000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     kv_pool_bytes: Annotated[str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G.")] = None,
     control: ControlOption = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="The daemon's configuration.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The daemon's configuration.", parser=given_path)
+    ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Demonstration: replays with and without tuning.")] = 1,
     duration: Annotated[float, typer.Option(min=1, help="Demonstration: seconds of load per replay.")] = 90.0,
     workload: Annotated[str, typer.Option(help="Demonstration: built-in workload.")] = "reasoning-bursty",
@@ -41,7 +45,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Demonstration: seed of the load.")] = 1,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.")
+        Path | None, typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.", parser=given_path)
     ] = None,
 ) -> int:
     """Run engine and daemon on a model until Ctrl-C; without --model, demonstrate them on the bundled one.

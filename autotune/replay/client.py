@@ -127,7 +127,9 @@ class Client:
         """One request with a whole answer. Raises ConnectionError, TimeoutError or WireError."""
         body = b"" if document is None else json.dumps(document).encode()
         pieces: list[bytes] = []
-        connection = await self._send(self.endpoint.request(method, path, body, (*self._headers, *headers)), pieces.append)
+        connection = await self._send(
+            self.endpoint.request(method, path, body, (*self._headers, *headers)), pieces.append
+        )
         self._release(connection)
         return Answer(connection.parser.status, b"".join(pieces))
 

@@ -73,9 +73,7 @@ def test_set_with_anything_wrong_changes_nothing(autotune: Any, socket: Any) -> 
     assert engine.state.revision == 0
     code, _, err = autotune("set", "kv_format=int8", "--if-revision", "9", "--control", path)
     assert code == 1
-    assert err == (
-        "error: kv_format=int8: conflict, the revision is 0 by now, not 9; look again before you change anything\n"
-    )
+    assert err == ("error: kv_format=int8: conflict, the revision is 0 by now, not 9; look again before a change\n")
     assert engine.state.revision == 0
     code, _, err = autotune("set", "kv_format=int8", "--reason", "\udcff", "--control", path)
     assert (code, err) == (1, "error: --reason must be text in UTF-8\n")
@@ -131,6 +129,24 @@ def test_wrong_usage_is_one_line_and_code_2(autotune: Any, arguments: Any) -> No
     assert out == ""
     assert len(err.splitlines()) == 1
     assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("engine", "--model", "m", "--record", ""),
+        ("engine", "--model", "m", "--quality-table", ""),
+        ("engine", "--model", ""),
+        ("run", "--config", ""),
+        ("compare-formats", "m", "--out", ""),
+        ("record-proxy", "--target", "http://127.0.0.1:9", "--record="),
+        ("status", "--control", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(autotune: Any, arguments: Any) -> None:
+    code, out, err = autotune(*arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "the path is empty" in err
 
 
 def test_help_is_everywhere(autotune: Any) -> None:
