@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.clock import RealClock
-from engine.errors import EngineError
+from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError
 from engine.models.folder import check_folder
 from engine.paths import default_control_socket
 from engine.prefix_pins import DEFAULT_SHARE
@@ -95,14 +95,13 @@ class EngineOptions:
 def serve(options: EngineOptions) -> None:
     """Run an engine until SIGINT or SIGTERM; main thread only.
 
-    Raises EngineError, one line for people, when it cannot start: nothing is left behind then.
+    Raises EngineError, one line for people, when it cannot start (ConfigurationError when it never could): nothing is
+    left behind then.
     """
     from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
 
-    options.initial_values()
-    _check_numbers(options)
-    # Importing torch takes seconds; the commonest mistake need not wait for it.
-    check_folder(options.model)
+    # Importing torch takes seconds; the commonest mistakes need not wait for it.
+    check(options)
     _share_processors(options.threads)
     listener = bind_tcp(options.host, options.port)
     try:
@@ -118,6 +117,20 @@ def serve(options: EngineOptions) -> None:
             control.close()
     finally:
         listener.close()
+
+
+def check(options: EngineOptions) -> None:
+    """Raises ConfigurationError for what can be seen to be wrong without loading anything."""
+    try:
+        options.initial_values()
+        _check_numbers(options)
+        check_folder(options.model)
+        if options.quality_table is not None:
+            from engine.quality.table import read_table  # noqa: PLC0415 - pydantic, which few starts need so early
+
+            read_table(options.quality_table)
+    except EngineError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 @contextmanager
@@ -316,12 +329,12 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
 
 
 def options_from(arguments: argparse.Namespace) -> EngineOptions:
-    """Raises EngineError for a tunable that is not ``KNOB=VALUE``."""
+    """Raises ConfigurationError for a tunable that is not ``KNOB=VALUE``."""
     tunables: TunableValues = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
         if not equals:
-            raise EngineError(f"--set {text}: write KNOB=VALUE")
+            raise ConfigurationError(f"--set {text}: write KNOB=VALUE")
         tunables[name] = value
     return EngineOptions(
         model=arguments.model,
@@ -353,14 +366,16 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the command line: 0 after a clean stop, 1 with one line on stderr when the engine cannot start."""
+    """Entry of the command line: 0 after a clean stop; with one line on stderr, 2 when what it was told is wrong and 1
+    when the engine cannot start for another reason.
+    """
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(options_from(arguments))
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)  # noqa: T201 - a command line's error
-        return 1
+        return EXIT_CONFIGURATION if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:  # before the signal handlers were in place
         return 130
     return 0

@@ -88,7 +88,48 @@ def test_a_child_that_dies_at_start_is_told_with_its_last_words(start: Any) -> N
     with pytest.raises(SupervisorError) as caught:
         running.wait_ready(10)
     assert str(caught.value) == "engine exited with code 1 at start: error: port 8000 is in use"
+    assert caught.value.problem == "engine exited with code 1 at start"
     assert running.pid("daemon") is None
+
+
+def test_a_child_that_dies_at_start_is_not_started_again(start: Any) -> None:
+    """Its fault would be told once more with every try."""
+    events: list[str] = []
+    begun = Up()
+    dying = python("import sys\nprint('up', flush=True)\nsys.exit(1)")
+    running = start(
+        ChildSpec("engine", python(SLEEPER), ready=lambda: False),
+        ChildSpec("daemon", dying, ready=lambda: False, output=begun),
+        report=events.append,
+    )
+    with pytest.raises(SupervisorError, match="daemon exited with code 1 at start"):
+        running.wait_ready(30)  # at once, although the engine is waited for first
+    assert (begun.times, events) == (1, [])
+
+
+def test_a_child_that_was_told_something_impossible_ends_it_all(start: Any) -> None:
+    """An engine whose model folder has gone, say: its exit code says that trying again cannot help."""
+    events: list[str] = []
+    code = "import signal, sys\nsignal.signal(10, lambda *_: sys.exit(2))\nprint('up', flush=True)\nsignal.pause()"
+    up = Up()
+    running = start(
+        ChildSpec("engine", python(code), output=up), ChildSpec("daemon", python(SLEEPER)), report=events.append
+    )
+    running.wait_ready(10)
+    up.wait(1)
+    daemon = running.pid("daemon")
+    os.kill(running.pid("engine"), signal.SIGUSR1)
+    with pytest.raises(SupervisorError, match="engine exited with code 2"):
+        running.wait()
+    assert (up.times, events) == (1, [])
+    assert not is_running(daemon)
+
+
+def test_waiting_ends_with_a_stop(start: Any) -> None:
+    running = start(ChildSpec("engine", python(SLEEPER)))
+    running.wait_ready(10)
+    threading.Timer(0.05, running.request_stop).start()
+    running.wait()
 
 
 def test_a_command_that_does_not_exist(start: Any) -> None:
