@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,10 +62,11 @@ def compare_formats(
     on). Takes a few minutes for a small model on two cores. quality.json is this model's quality table: autotune engine
     --quality-table refuses formats over the budget by it.
     """
-    # What takes minutes should not end in a path that cannot be written, or in a missing library.
+    # What takes minutes should not end in a path that cannot be written; and whoever wants a plot may still stop it.
     folder = _output_folder(out, wanted=csv or plot)
-    if plot:
-        _need_matplotlib()
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        typer.echo("the plot needs matplotlib (pip install 'kv-autotune[plots]'): measuring without it", err=True)
+        plot = False
     try:
         table = _measure(model, text, held_out, quick=quick, device=device, dtype=dtype, seed=seed)
     except ModuleNotFoundError as error:
@@ -149,6 +151,7 @@ def _show(
     if folder is None:
         return
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_table(table, folder / _TABLE)
         written = [_TABLE]
         if csv:
@@ -168,17 +171,10 @@ def _output_folder(out: Path | None, *, wanted: bool) -> Path | None:
     """Where files go: the folder asked for, or the current one when only files were asked for."""
     if out is None:
         return Path() if wanted else None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CliError(f"{out}: the folder cannot be made: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise CliError(f"{out}: the folder is not writable")
+    # It is made when there is something to put in it.
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise CliError(f"{out}: the folder cannot be made: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise CliError(f"{out}: the folder is not writable" if there == out else f"{out}: {there} is not writable")
     return out
-
-
-def _need_matplotlib() -> None:
-    import importlib.util  # noqa: PLC0415
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise CliError("--plot needs matplotlib: pip install 'kv-autotune[plots]', or leave --plot out")

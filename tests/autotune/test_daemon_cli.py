@@ -119,6 +119,24 @@ def test_status_without_a_daemon(autotune: Any, socket: Any) -> None:
     assert autotune("status", "--admin", "file:///etc/passwd")[0] == 2
 
 
+def test_status_tells_of_the_host_tier_where_there_is_one(autotune: Any, socket: Any) -> None:
+    engine, path = socket
+    command = ("status", "--control", path, "--admin", "http://127.0.0.1:9")
+    assert not any(line.startswith("host:") for line in autotune(*command)[1].splitlines())
+    gauges = {"pool_bytes": 8 << 30, "used_bytes": 1 << 20, "cached_bytes": 3 << 29}
+    for name, value in (gauges | {"link_bytes_per_s": 20e9, "link_is_emulated": True}).items():
+        setattr(engine.figures.gauges, f"host_{name}", value)
+    engine.figures.gauges.parked, counters = 1, engine.figures.counters
+    counters.host_hit_tokens, counters.swapped_in = 320, 2
+    counters.host_out_bytes, counters.host_streamed_bytes = 5 << 20, 7 << 20
+    (line,) = [line for line in autotune(*command)[1].splitlines() if line.startswith("host:")]
+    assert line == (
+        "host:   1.0 MiB held by requests and 1.5 GiB cached of 8.0 GiB; 1 request parked, 0 loading; "
+        "320 prompt tokens found there; 2 preempted requests resumed from it; "
+        "5.0 MiB copied out, 0 B back, 7.0 MiB streamed; emulated link of 18.6 GiB/s"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nosuch",), ("set",), ("daemon", "--nosuch"), ("engine",), ("engine", "--model"), ("engine", "--port", "x")],
