@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import Brake, until
 
 from engine.control_client import ControlClient, EngineUnreachable
 from engine.errors import EngineError
@@ -131,26 +132,26 @@ def test_status_codes(server: Any, method: str, body: str, status: int) -> None:
 
 def test_a_shrink_drains(server: Any, client: ControlClient) -> None:
     """Lowering max_num_seqs stops nothing that runs."""
-    server.engine.runner.before = lambda _plan: threading.Event().wait(0.002)
+    brake = server.engine.runner.before = Brake()
     statuses: list[int] = []
 
     def send() -> None:
-        body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/completions", json=body, trust_env=False, timeout=20)
+        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body, trust_env=False, timeout=60)
         statuses.append(answer.json()["usage"]["completion_tokens"])
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while client.stats().gauges.running < 4:
-        pass
+    until(lambda: client.stats().gauges.running == 4, "four running requests")
     answer = client.patch({"max_num_seqs": 1}, writer="operator")
     assert answer["results"]["max_num_seqs"]["status"] == "converging"
     assert "4 requests" in answer["results"]["max_num_seqs"]["why"]
-    assert client.stats().gauges.running >= 2
+    assert client.stats().gauges.running == 4
+    brake.let_go()
     for thread in threads:
-        thread.join(20)
-    assert statuses == [60] * 4
+        thread.join(60)
+    assert statuses == [900] * 4
     assert client.patch({"max_num_seqs": 1}, writer="operator")["results"]["max_num_seqs"]["status"] == "applied"
 
 
@@ -159,8 +160,7 @@ def test_formats_converge_and_up_is_honest(server: Any, client: ControlClient) -
     assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
     status = client.patch({"kv_format": "int8", "block_size": 64}, writer="operator")["results"]["kv_format"]["status"]
     assert status in {"converging", "applied"}
-    while client.tunables()["progress"]["converged_fraction"] < 1:
-        pass
+    until(lambda: client.tunables()["progress"]["converged_fraction"] == 1, "all KV in int8")
     rows = client.tunables()["progress"]["resident"]
     assert {"int8"} <= {row["kv_format"] for row in rows}
     assert all(row["bytes"] > 0 for row in rows)

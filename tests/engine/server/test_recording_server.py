@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import until
 
 from autotune.replay.client import Client
 from autotune.replay.handshake import learn
@@ -44,8 +45,7 @@ def test_a_recording_of_served_requests_is_a_trace_without_their_text(
         runner.before = lambda _plan: go_on.wait(30) if len(runner.plans) > middle else None
         with client.stream("POST", "/v1/completions", json={**ask, "max_tokens": 900, "stream": True}) as answer:
             next(line for line in answer.iter_lines() if line.startswith("data: {"))
-        while ",abort," not in path.read_text():  # the client hung up in the middle, and it is noticed within a step
-            assert not go_on.wait(0.001)
+        until(lambda: ",abort," in path.read_text(), "the client's hang-up to be noticed, within a step")
         go_on.set()
         assert client.post("/v1/completions", json=ask).status_code == 200
     server.stop()
