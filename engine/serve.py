@@ -23,7 +23,7 @@ from engine.paths import default_control_socket
 from engine.prefix_pins import DEFAULT_SHARE
 from engine.recording import DEFAULT_MAX_BYTES, TrafficRecorder
 from engine.sizes import parse_size
-from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
+from engine.tunables import TUNABLES, Tunable, TunableValues, default_values, parse_change
 from kernels.layout import NATIVE_TILE_TOKENS
 
 if TYPE_CHECKING:
@@ -260,7 +260,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
     add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
     add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
-    add("--host-pool-bytes", type=_size, default=0, metavar="N", help="host memory for KV, see host_offload (none)")
+    add(
+        "--host-pool-bytes",
+        type=_size,
+        default=0,
+        metavar="N",
+        help="host memory for KV, used with --set host_offload=on (none)",
+    )
     add(
         "--host-link-bytes-per-s",
         type=_size,
@@ -268,10 +274,29 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
     )
     add("--control", type=_path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
-    add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
+    add(
+        "--control-uid",
+        type=int,
+        action="append",
+        default=[],
+        metavar="UID",
+        help="one more user who may use the socket; may be repeated",
+    )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
-    add("--max-waiting", type=int, default=EngineOptions.max_waiting, help="queue bound; more get 429 (%(default)s)")
-    add("--recent-tokens", type=int, default=EngineOptions.recent_tokens, help="always stored native (%(default)s)")
+    add(
+        "--max-waiting",
+        type=int,
+        default=EngineOptions.max_waiting,
+        metavar="N",
+        help="queue bound; more get 429 (%(default)s)",
+    )
+    add(
+        "--recent-tokens",
+        type=int,
+        default=EngineOptions.recent_tokens,
+        metavar="N",
+        help="newest tokens of a sequence that always stay native (%(default)s)",
+    )
     add(
         "--protect-layers",
         type=int,
@@ -295,7 +320,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
-    add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
+    add(
+        "--grace",
+        type=float,
+        default=EngineOptions.grace_s,
+        metavar="S",
+        help="seconds that running requests may go on at exit (%(default)s)",
+    )
     add(
         "--quality-table",
         type=_path,
@@ -307,7 +338,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         type=float,
         default=EngineOptions.quality_budget_pct,
         metavar="PCT",
-        help="perplexity that a format may cost by the table (%(default)s)",
+        help="perplexity that a format may cost by the table, percent (%(default)s)",
     )
     add("--record", type=_path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
     add(
@@ -317,15 +348,24 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="N",
         help="size at which the recording becomes FILE.1 and a new one begins (256M)",
     )
-    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
+    add(
+        "--log-level",
+        default="warning",
+        choices=("debug", "info", "warning", "error"),
+        help="what goes to stderr (%(default)s)",
+    )
     add(
         "--set",
         action="append",
         default=[],
         metavar="KNOB=VALUE",
-        help="a tunable at start: " + ", ".join(TUNABLES),
+        help="a tunable at start, may be repeated: " + "; ".join(map(_choices, TUNABLES.values())),
     )
     return result
+
+
+def _choices(tunable: Tunable) -> str:
+    return f"{tunable.name}={'|'.join(map(str, tunable.values))}"
 
 
 def options_from(arguments: argparse.Namespace) -> EngineOptions:

@@ -42,7 +42,9 @@ def compare_formats(
         typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).", parser=given_path),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help=f"Write {_CSV} too.")] = False,
-    plot: Annotated[bool, typer.Option("--plot", help=f"Draw {' and '.join(_PLOTS)} too (needs matplotlib).")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help=f"Draw {' and '.join(_PLOTS)} too (needs matplotlib: the extra plots).")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter samples, for a first look.")] = False,
     quality_budget: Annotated[
         float,

@@ -37,7 +37,9 @@ def pins(
 
 
 def unpin(
-    pin_ids: Annotated[list[int] | None, typer.Argument(metavar="ID…", help="Pins to end.", min=1)] = None,
+    pin_ids: Annotated[
+        list[int] | None, typer.Argument(metavar="ID", help="Pins to end; autotune pins shows them.", min=1)
+    ] = None,
     control: ControlOption = None,
     everything: Annotated[bool, typer.Option("--all", help="End all pins.")] = False,
 ) -> None:

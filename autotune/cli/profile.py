@@ -40,7 +40,9 @@ def profile(
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds to watch the server.")] = 120.0,
     every: Annotated[float, typer.Option(help="Seconds between two readings.")] = 5.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G.")] = None,
+    kv_pool_bytes: Annotated[
+        str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G; 256M if absent, where it is measured.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,

@@ -45,9 +45,12 @@ def run(
         int | None, typer.Option(help="Port of the engine's API; 8000 if absent, 0 takes a free one.")
     ] = None,
     kv_pool_bytes: Annotated[str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G.")] = None,
-    host_pool_bytes: Annotated[str | None, typer.Option(metavar="N", help="Host memory for KV, like 8G.")] = None,
+    host_pool_bytes: Annotated[
+        str | None, typer.Option(metavar="N", help="Host memory for KV, like 8G; used with --set host_offload=on.")
+    ] = None,
     tunables: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="A tunable at start; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="A tunable at start, like kv_format=int8; may be repeated."),
     ] = None,
     protect_layers: Annotated[
         int | None, typer.Option(metavar="N", help="Keep the KV of the first N layers native.")
@@ -59,7 +62,8 @@ def run(
         ),
     ] = None,
     quality_budget: Annotated[
-        float | None, typer.Option(metavar="PCT", help="Perplexity that a format may cost by the table.")
+        float | None,
+        typer.Option(metavar="PCT", help="Perplexity that a format may cost by the table, percent; 0.5 if absent."),
     ] = None,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Demonstration: replays with and without tuning; 1 if absent.")

@@ -17,6 +17,7 @@ from engine.control_client import ControlClient
 from engine.errors import EXIT_CONFIGURATION, EngineError
 from engine.serve import EngineOptions, bind_tcp, main, options_from, parser
 from engine.sizes import format_size, parse_size
+from engine.tunables import TUNABLES
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,12 @@ def test_command_line_becomes_options(tmp_path: Path) -> None:
         options_from(parser().parse_args([*line, "--set", "kv_format"]))
     with pytest.raises(EngineError, match="native, int8, k8v4, int4"):
         EngineOptions(model=tmp_path, tunables={"kv_format": "int3"}).initial_values()
+
+
+def test_help_says_what_a_knob_may_be_set_to() -> None:
+    text = parser().format_help()
+    for tunable in TUNABLES.values():
+        assert f"{tunable.name}={'|'.join(map(str, tunable.values))}" in text
 
 
 def fails(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 1) -> str:
