@@ -64,7 +64,8 @@ per whole chunk of 16 prompt tokens. Never text, never token ids, no headers, no
 - The file is readable by its owner only (0600). At 256 MiB (`--record-max`) it becomes `FILE.1`, in place of an
   earlier one, and a new file begins; a restart does the same. Only recordings are ever replaced.
 - Requests are written by a thread of its own when they end; a disk that is full or slow costs rows, which are counted
-  and logged, and never an answer. Refused requests are not recorded, those that clients gave up are.
+  and logged, and never an answer. Refused requests are not recorded, those that clients gave up are. Nor is
+  a request with the header `X-Autotune-Probe`: `autotune replay` marks so what it asks a server before it begins.
 - The proxy listens on loopback (127.0.0.1:8100, `--listen`), passes bytes unchanged, streams as they come, and records
   `/completions` and `/chat/completions`. It has no tokenizer: lengths are the server's `usage` where it reports any
   (streams: the client asks with `stream_options.include_usage`), else stream chunks and a quarter of the bytes, marked

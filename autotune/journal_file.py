@@ -59,14 +59,19 @@ def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: in
 
 
 def default_journal(environment: Mapping[str, str], uid: int) -> Path:
-    """The journal's place: systemd's state directory, root's, or the user's (XDG)."""
+    """The journal's place: systemd's state directory, the one that XDG names, root's, or a user's own.
+
+    As elsewhere, root's own folder is only where nothing is said; a path that is not absolute says nothing (XDG).
+    """
     state = environment.get("STATE_DIRECTORY", "").split(":")[0]
     if state:
         return Path(state) / "journal.db"
+    named = environment.get("XDG_STATE_HOME", "")
+    if named.startswith("/"):
+        return Path(named) / "kv-autotune" / "journal.db"
     if uid == 0:
         return Path("/var/lib/kv-autotune/journal.db")
-    base = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", "/tmp")) / ".local/state")  # noqa: S108
-    return Path(base) / "kv-autotune" / "journal.db"
+    return Path(environment.get("HOME", "/tmp")) / ".local/state/kv-autotune/journal.db"  # noqa: S108
 
 
 def take_ownership(path: Path) -> int:

@@ -44,7 +44,7 @@ def now() -> str:
 
 def model_config(path: Path) -> tuple[ModelConfig, str]:
     """Configuration and name of a model folder, or of a bare config.json."""
-    if path.is_dir():
+    if path.is_dir() or not path.exists():
         return parse_config(read_config(path)), path.resolve().name
     return parse_config(read_json(path)), path.resolve().parent.name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from engine.quality.gate import QualityBudget
-from engine.quality.table import QualityTable, Row, Scores
+from engine.quality.probes import RETRIEVES
+from engine.quality.table import Probes, QualityTable, Row, Scores
 
 
 @contextmanager
@@ -46,12 +48,26 @@ def quality_table_view(table: QualityTable, budget: QualityBudget) -> list[Rende
     )
     notes = [how, "An error that accumulates rises from left to right."]
     native = table.settings["native"]
-    if native.probes is not None and native.probes.accuracy < 0.9:
-        notes.append(
-            f"The native cache answers {native.probes.accuracy:.0%} of the passkeys: this model does not retrieve well "
-            "enough for that column to mean anything."
-        )
+    if native.probes is not None:
+        notes += about_probes(native.probes)
     return [_figures(table, budget), "", _positions(table), "", *notes]
+
+
+def about_probes(native: Probes) -> list[str]:
+    """Whether the column of retrieval means anything, as far as the number of probes allows to judge."""
+    if native.accuracy >= RETRIEVES:
+        return []
+    answered = f"The native cache answers {round(native.accuracy * native.n)} of {native.n} passkeys"
+    if _upper_bound(native.accuracy, native.n) >= RETRIEVES:
+        return [f"{answered}: too few probes to judge whether this model retrieves (more without --quick)."]
+    return [f"{answered}: this model does not retrieve well enough for that column to mean anything."]
+
+
+def _upper_bound(share: float, number: int) -> float:
+    """The most that a share of so many may be in truth, at 95 % (Wilson's interval)."""
+    z2 = 1.96**2
+    spread = math.sqrt(z2 * (share * (1 - share) / number + z2 / (4 * number**2)))
+    return (share + z2 / (2 * number) + spread) / (1 + z2 / number)
 
 
 def _table(title: str) -> Table:

@@ -22,6 +22,7 @@ from typing import IO, Final, Self
 from engine.clock import Clock
 
 SUPERVISOR_PID: Final = "AUTOTUNE_SUPERVISOR_PID"
+EXIT_USAGE: Final = 2  # of every verb that was told something impossible: trying again cannot help
 _PR_SET_PDEATHSIG: Final = 1
 _TAIL_LINES: Final = 50
 _POLL_S: Final = 0.05
@@ -29,7 +30,11 @@ _STEADY_S: Final = 60.0  # a child that lived this long starts over with the sho
 
 
 class SupervisorError(Exception):
-    """A child could not be started or kept up, in one line with its own last words."""
+    """A child could not be started or kept up, in one line with its own last words; ``problem`` is without these."""
+
+    def __init__(self, problem: str, last_words: str = "") -> None:
+        super().__init__(problem + last_words)
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class ChildSpec:
     """One child: how to start it and how to tell that it is ready (``ready`` is polled; None: as soon as it runs).
 
     ``output`` gets every line that it prints, with no newline; ``stop_grace_s`` passes between SIGTERM and SIGKILL.
+    A child that dies before it was ready, or with one of ``final_codes``, is not started again.
     """
 
     name: str
@@ -45,6 +51,7 @@ class ChildSpec:
     output: Callable[[str], None] | None = None
     environment: Mapping[str, str] | None = None
     stop_grace_s: float = 10.0
+    final_codes: frozenset[int] = frozenset({EXIT_USAGE})
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Supervisor:
         self._children = [_Child(spec, clock, back_off, report or (lambda _: None)) for spec in children]
         self._clock = clock
         self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._started = threading.Event()
         # One thread does all the starting: the kernel's parent-death signal follows the thread that forked.
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -105,15 +113,25 @@ class Supervisor:
         deadline_ns = self._clock.now_ns() + round(timeout_s * 1e9)
         for child in self._children:
             while not child.is_ready():
-                problem = child.death_before_ready
-                if problem is None and self._clock.now_ns() >= deadline_ns:
-                    problem = f"{child.spec.name} was not ready after {timeout_s:g} s{child.last_words()}"
-                if problem is None and self._stopping.is_set():
-                    problem = "stopped while starting"
-                if problem is not None:
+                error = next((other.failure for other in self._children if other.failure is not None), None)
+                if error is None and self._clock.now_ns() >= deadline_ns:
+                    error = SupervisorError(
+                        f"{child.spec.name} was not ready after {timeout_s:g} s", child.last_words()
+                    )
+                if error is None and self._stopping.is_set():
+                    error = SupervisorError("stopped while starting")
+                if error is not None:
                     self.stop()
-                    raise SupervisorError(problem)
+                    raise error
                 self._stopping.wait(_POLL_S)
+
+    def wait(self) -> None:
+        """Return when a stop was asked for. Raises SupervisorError when a child is given up; everything is stopped."""
+        self._ended.wait()
+        error = next((child.failure for child in self._children if child.failure is not None), None)
+        if error is not None and not self._stopping.is_set():
+            self.stop()
+            raise error
 
     def pid(self, name: str) -> int | None:
         """Process id of a running child. Raises KeyError for an unknown name."""
@@ -125,10 +143,11 @@ class Supervisor:
     def request_stop(self) -> None:
         """Ask for the end without waiting: for signal handlers, followed by :meth:`stop`."""
         self._stopping.set()
+        self._ended.set()
 
     def stop(self) -> None:
         """Stop every child, last started first, and wait for them. May be called twice."""
-        self._stopping.set()
+        self.request_stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -141,6 +160,8 @@ class Supervisor:
         while not self._stopping.wait(_POLL_S):
             for child in self._children:
                 child.keep_up()
+                if child.failure is not None:
+                    self._ended.set()
         for child in reversed(self._children):
             child.stop()
 
@@ -161,7 +182,7 @@ class _Child:
         self._failures = 0
         self._was_ready = False
         self.start_error: str | None = None
-        self.death_before_ready: str | None = None
+        self.failure: SupervisorError | None = None  # why it is not started again
 
     @property
     def pid(self) -> int | None:
@@ -169,7 +190,7 @@ class _Child:
         return process.pid if process is not None and process.poll() is None else None
 
     def is_ready(self) -> bool:
-        if not self._was_ready and self.death_before_ready is None:
+        if not self._was_ready and self.failure is None:
             self._was_ready = self.pid is not None and (self.spec.ready is None or self.spec.ready())
         return self._was_ready
 
@@ -208,6 +229,8 @@ class _Child:
 
     def keep_up(self) -> None:
         """Notice a death and restart the child when its back-off has passed."""
+        if self.failure is not None:
+            return
         if self._restart_ns is not None:
             if self._clock.now_ns() >= self._restart_ns:
                 self.start()
@@ -216,8 +239,9 @@ class _Child:
             return
         self._drain()
         died = f"{self.spec.name} {_how_it_ended(code)}"
-        if not self._was_ready:
-            self.death_before_ready = self.death_before_ready or f"{died} at start{self.last_words()}"
+        if not self._was_ready or code in self.spec.final_codes:
+            self.failure = SupervisorError(died if self._was_ready else f"{died} at start", self.last_words())
+            return
         if self._clock.now_ns() - self._started_ns >= _STEADY_S * 1e9:
             self._failures = 0
         self._failed()

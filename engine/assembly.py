@@ -192,9 +192,11 @@ def _mover(cache: CacheManager, runner: ModelRunner, clock: Clock) -> Mover:
 
 
 def _pool_advice(message: str) -> str:
-    if "host" in message:
-        return message if "--host-pool-bytes" in message else f"{message}; give another size with --host-pool-bytes"
-    return f"{message}; give another size with --kv-pool-bytes"
+    """The cache's own words and the option that they are about; what to do is said once."""
+    option = "--host-pool-bytes" if "host" in message else "--kv-pool-bytes"
+    if option in message:
+        return message
+    return f"{message} with {option}" if "; give it" in message else f"{message}; give another size with {option}"
 
 
 def _runner(options: EngineOptions, loaded: LoadedModel, cache: CacheManager) -> ModelRunner:

@@ -8,3 +8,11 @@ class EngineError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class ConfigurationError(EngineError):
+    """What an engine was told to do is wrong before it has begun: starting it again cannot help."""
+
+
+EXIT_CONFIGURATION = 2
+"""Exit code of an engine after a ConfigurationError; a supervisor does not start it again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.cache_manager import CacheManager
 from engine.memory_model import token_bytes
 from engine.scheduler import Scheduler
+from engine.sizes import format_size
 from engine.stats import Gauges
 from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome
 from engine.tunables import TunableValue
@@ -55,7 +56,7 @@ def progress(name: str, desired: TunableValue, scheduler: Scheduler) -> KnobOutc
         held = scheduler.cache.usage().held_below_format_bytes
         if held:
             # Lost precision is not invented again: there is nothing to converge to.
-            why = f"for new KV; {held} resident bytes stay in a lossier format"
+            why = f"for new KV; {format_size(held)} of resident KV stay in a lossier format"
             return KnobOutcome(APPLIED if desired == NATIVE.name else _convergence(scheduler.cache).status, why)
     if name == "host_offload":
         return _offload(str(desired), scheduler)
@@ -70,7 +71,9 @@ def _offload(desired: str, scheduler: Scheduler) -> KnobOutcome:
         return KnobOutcome(APPLIED)
     held = scheduler.cache.usage().host_used_bytes
     if held:
-        return KnobOutcome(CONVERGING, f"{held} bytes that requests hold on the host come back when these run again")
+        return KnobOutcome(
+            CONVERGING, f"{format_size(held)} that requests hold on the host come back when these run again"
+        )
     return KnobOutcome(APPLIED)
 
 

@@ -30,6 +30,8 @@ from engine.errors import EngineError
 
 CHUNK_TOKENS: Final = 16
 CHUNK_BYTES: Final = 64  # 16 token ids of 4 bytes, or about 16 tokens of text
+# A request with this header asks the server something about itself: it is answered like any other, and is no traffic.
+PROBE_HEADER: Final = "x-autotune-probe"
 DEFAULT_MAX_BYTES: Final = 256 << 20
 LEAST_MAX_BYTES: Final = 64 << 10
 _KEY_BYTES: Final = 32

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.clock import RealClock
-from engine.errors import EngineError
+from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError
 from engine.models.folder import check_folder
 from engine.paths import default_control_socket
 from engine.prefix_pins import DEFAULT_SHARE
 from engine.recording import DEFAULT_MAX_BYTES, TrafficRecorder
 from engine.sizes import parse_size
-from engine.tunables import TUNABLES, TunableValues, default_values, parse_change
+from engine.tunables import TUNABLES, Tunable, TunableValues, default_values, parse_change
 from kernels.layout import NATIVE_TILE_TOKENS
 
 if TYPE_CHECKING:
@@ -95,14 +95,13 @@ class EngineOptions:
 def serve(options: EngineOptions) -> None:
     """Run an engine until SIGINT or SIGTERM; main thread only.
 
-    Raises EngineError, one line for people, when it cannot start: nothing is left behind then.
+    Raises EngineError, one line for people, when it cannot start (ConfigurationError when it never could): nothing is
+    left behind then.
     """
     from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
 
-    options.initial_values()
-    _check_numbers(options)
-    # Importing torch takes seconds; the commonest mistake need not wait for it.
-    check_folder(options.model)
+    # Importing torch takes seconds; the commonest mistakes need not wait for it.
+    check(options)
     _share_processors(options.threads)
     listener = bind_tcp(options.host, options.port)
     try:
@@ -118,6 +117,20 @@ def serve(options: EngineOptions) -> None:
             control.close()
     finally:
         listener.close()
+
+
+def check(options: EngineOptions) -> None:
+    """Raises ConfigurationError for what can be seen to be wrong without loading anything."""
+    try:
+        options.initial_values()
+        _check_numbers(options)
+        check_folder(options.model)
+        if options.quality_table is not None:
+            from engine.quality.table import read_table  # noqa: PLC0415 - pydantic, which few starts need so early
+
+            read_table(options.quality_table)
+    except EngineError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 @contextmanager
@@ -240,25 +253,50 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         prog=program, description="Serve a model over an OpenAI-compatible API, with a KV cache that can be tuned live."
     )
     add = result.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer")
+    add("--model", type=_path, required=True, metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer")
     add("--host", default=EngineOptions.host, help="address to listen on (%(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="TCP port; 0 takes a free one (%(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (%(default)s)")
     add("--dtype", default="auto", help="auto (as the weights say), float32, bfloat16 or float16 (%(default)s)")
     add("--served-model-name", metavar="NAME", help="name in the API (the folder's name)")
     add("--kv-pool-bytes", type=_size, metavar="N", help="KV pool, like 64M or 2G (a share of free memory)")
-    add("--host-pool-bytes", type=_size, default=0, metavar="N", help="host memory for KV, see host_offload (none)")
+    add(
+        "--host-pool-bytes",
+        type=_size,
+        default=0,
+        metavar="N",
+        help="host memory for KV, used with --set host_offload=on (none)",
+    )
     add(
         "--host-link-bytes-per-s",
         type=_size,
         metavar="N",
         help="rate of the emulated link to it, without a GPU (a twentieth of the memory's bandwidth)",
     )
-    add("--control", type=Path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
-    add("--control-uid", type=int, action="append", default=[], metavar="UID", help="one more user who may control")
+    add("--control", type=_path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
+    add(
+        "--control-uid",
+        type=int,
+        action="append",
+        default=[],
+        metavar="UID",
+        help="one more user who may use the socket; may be repeated",
+    )
     add("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (as the model says)")
-    add("--max-waiting", type=int, default=EngineOptions.max_waiting, help="queue bound; more get 429 (%(default)s)")
-    add("--recent-tokens", type=int, default=EngineOptions.recent_tokens, help="always stored native (%(default)s)")
+    add(
+        "--max-waiting",
+        type=int,
+        default=EngineOptions.max_waiting,
+        metavar="N",
+        help="queue bound; more get 429 (%(default)s)",
+    )
+    add(
+        "--recent-tokens",
+        type=int,
+        default=EngineOptions.recent_tokens,
+        metavar="N",
+        help="newest tokens of a sequence that always stay native (%(default)s)",
+    )
     add(
         "--protect-layers",
         type=int,
@@ -282,10 +320,16 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     )
     add("--threads", type=int, metavar="N", help="processor threads for computing (one per core)")
     add("--seed", type=int, help="makes sampling without a seed of its own repeatable")
-    add("--grace", type=float, default=EngineOptions.grace_s, metavar="S", help="for requests at exit (%(default)s)")
+    add(
+        "--grace",
+        type=float,
+        default=EngineOptions.grace_s,
+        metavar="S",
+        help="seconds that running requests may go on at exit (%(default)s)",
+    )
     add(
         "--quality-table",
-        type=Path,
+        type=_path,
         metavar="FILE",
         help="of autotune compare-formats: formats over budget are refused",
     )
@@ -294,9 +338,9 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         type=float,
         default=EngineOptions.quality_budget_pct,
         metavar="PCT",
-        help="perplexity that a format may cost by the table (%(default)s)",
+        help="perplexity that a format may cost by the table, percent (%(default)s)",
     )
-    add("--record", type=Path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
+    add("--record", type=_path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
     add(
         "--record-max",
         type=_size,
@@ -304,24 +348,33 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="N",
         help="size at which the recording becomes FILE.1 and a new one begins (256M)",
     )
-    add("--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="(%(default)s)")
+    add(
+        "--log-level",
+        default="warning",
+        choices=("debug", "info", "warning", "error"),
+        help="what goes to stderr (%(default)s)",
+    )
     add(
         "--set",
         action="append",
         default=[],
         metavar="KNOB=VALUE",
-        help="a tunable at start: " + ", ".join(TUNABLES),
+        help="a tunable at start, may be repeated: " + "; ".join(map(_choices, TUNABLES.values())),
     )
     return result
 
 
+def _choices(tunable: Tunable) -> str:
+    return f"{tunable.name}={'|'.join(map(str, tunable.values))}"
+
+
 def options_from(arguments: argparse.Namespace) -> EngineOptions:
-    """Raises EngineError for a tunable that is not ``KNOB=VALUE``."""
+    """Raises ConfigurationError for a tunable that is not ``KNOB=VALUE``."""
     tunables: TunableValues = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
         if not equals:
-            raise EngineError(f"--set {text}: write KNOB=VALUE")
+            raise ConfigurationError(f"--set {text}: write KNOB=VALUE")
         tunables[name] = value
     return EngineOptions(
         model=arguments.model,
@@ -353,17 +406,25 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of the command line: 0 after a clean stop, 1 with one line on stderr when the engine cannot start."""
+    """Entry of the command line: 0 after a clean stop; with one line on stderr, 2 when what it was told is wrong and 1
+    when the engine cannot start for another reason.
+    """
     arguments = parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(options_from(arguments))
     except EngineError as error:
         print(f"engine: {error}", file=sys.stderr)  # noqa: T201 - a command line's error
-        return 1
+        return EXIT_CONFIGURATION if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:  # before the signal handlers were in place
         return 130
     return 0
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; name one, or leave the option out")
+    return Path(text)
 
 
 def _size(text: str) -> int:

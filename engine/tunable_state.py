@@ -83,7 +83,7 @@ class TunableState:
     def refusal(self, patch: Patch) -> PatchOutcome | None:
         """The answer to a patch that may not be taken, or None. Changes nothing."""
         if patch.if_revision is not None and patch.if_revision != self.revision:
-            why = f"revision is {self.revision}, not {patch.if_revision}: read again"
+            why = f"the revision is {self.revision} by now, not {patch.if_revision}; look again before a change"
             return PatchOutcome(self.revision, {name: KnobOutcome(CONFLICT, why) for name in patch.changes})
         bad: dict[str, KnobOutcome] = {}
         for name, value in patch.changes.items():

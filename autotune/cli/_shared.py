@@ -17,12 +17,30 @@ import typer
 
 from autotune.text import one_line
 from autotune.writers import OPERATOR_PREFIX
+from engine.paths import default_control_socket
 
 if TYPE_CHECKING:
     from engine.control_client import ControlClient
 
+
+def given_path(text: str | Path) -> Path:
+    """A path of the command line, for ``parser=``. Raises BadParameter for an empty one: it would be the current
+    folder.
+    """
+    if not str(text):
+        raise typer.BadParameter("the path is empty; name one, or leave the option out")
+    return Path(text)
+
+
 ControlOption = Annotated[
-    Path | None, typer.Option("--control", metavar="SOCKET", help="Control socket of the engine.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--control",
+        metavar="SOCKET",
+        help=f"Control socket of the engine; {default_control_socket()} if not said elsewhere.",
+        show_default=False,
+        parser=given_path,
+    ),
 ]
 _MAX_ERROR_CHARS = 2000
 
@@ -69,7 +87,6 @@ def fail_with(command: Callable[[], Any]) -> int:
 def connect(control: Path | None, timeout_s: float = 5.0) -> ControlClient:
     """A client of the named engine or the default one; use it in ``with``."""
     from engine.control_client import ControlClient  # noqa: PLC0415
-    from engine.paths import default_control_socket  # noqa: PLC0415
 
     return ControlClient(control or default_control_socket(), timeout_s=timeout_s)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check_config(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The daemon's YAML configuration.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The daemon's YAML configuration.", parser=given_path)],
 ) -> None:
     """Check a configuration and the rules that it names; exit code 0 if the daemon would take both."""
     from autotune.config import ConfigError, load_config  # noqa: PLC0415

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,20 +25,26 @@ def register(app: typer.Typer) -> None:
 
 
 def compare_formats(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder.", parser=given_path)],
     *,
     text: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text for perplexity: a file, or a folder of .txt or .txt.gz.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Text for perplexity: a file, or a folder of .txt or .txt.gz.", parser=given_path
+        ),
     ] = None,
     held_out: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Of a folder, only files whose names begin so.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).", parser=given_path),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help=f"Write {_CSV} too.")] = False,
-    plot: Annotated[bool, typer.Option("--plot", help=f"Draw {' and '.join(_PLOTS)} too (needs matplotlib).")] = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help=f"Draw {' and '.join(_PLOTS)} too (needs matplotlib: the extra plots).")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter samples, for a first look.")] = False,
     quality_budget: Annotated[
         float,
@@ -57,10 +64,11 @@ def compare_formats(
     on). Takes a few minutes for a small model on two cores. quality.json is this model's quality table: autotune engine
     --quality-table refuses formats over the budget by it.
     """
-    # What takes minutes should not end in a path that cannot be written, or in a missing library.
+    # What takes minutes should not end in a path that cannot be written; and whoever wants a plot may still stop it.
     folder = _output_folder(out, wanted=csv or plot)
-    if plot:
-        _need_matplotlib()
+    if plot and importlib.util.find_spec("matplotlib") is None:
+        typer.echo("the plot needs matplotlib (pip install 'kv-autotune[plots]'): measuring without it", err=True)
+        plot = False
     try:
         table = _measure(model, text, held_out, quick=quick, device=device, dtype=dtype, seed=seed)
     except ModuleNotFoundError as error:
@@ -145,6 +153,7 @@ def _show(
     if folder is None:
         return
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         write_table(table, folder / _TABLE)
         written = [_TABLE]
         if csv:
@@ -164,17 +173,10 @@ def _output_folder(out: Path | None, *, wanted: bool) -> Path | None:
     """Where files go: the folder asked for, or the current one when only files were asked for."""
     if out is None:
         return Path() if wanted else None
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CliError(f"{out}: the folder cannot be made: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise CliError(f"{out}: the folder is not writable")
+    # It is made when there is something to put in it.
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise CliError(f"{out}: the folder cannot be made: {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise CliError(f"{out}: the folder is not writable" if there == out else f"{out}: {there} is not writable")
     return out
-
-
-def _need_matplotlib() -> None:
-    import importlib.util  # noqa: PLC0415
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise CliError("--plot needs matplotlib: pip install 'kv-autotune[plots]', or leave --plot out")

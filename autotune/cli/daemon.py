@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption
+from autotune.cli._shared import CliError, ControlOption, given_path
 
 if TYPE_CHECKING:
     from autotune.daemon import Daemon
@@ -23,7 +23,8 @@ def register(app: typer.Typer) -> None:
 
 def daemon(
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="YAML configuration; defaults without one.")
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="YAML configuration; defaults without one.", parser=given_path),
     ] = None,
     control: ControlOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 from autotune.text import one_line
 
 if TYPE_CHECKING:
@@ -34,10 +34,16 @@ def decisions(
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=100_000, help="How many, the newest.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
     journal: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Journal; the configuration's or the default one if absent.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Journal; the configuration's or the default one if absent.", parser=given_path
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="The daemon's configuration.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:

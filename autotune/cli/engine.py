@@ -24,7 +24,7 @@ def engine(context: typer.Context) -> None:
     """Serve a model over an OpenAI-compatible API (all options: autotune engine --help)."""
     from autotune.supervisor import die_with_parent  # noqa: PLC0415
     from engine import serve  # noqa: PLC0415
-    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError  # noqa: PLC0415
 
     def usage(message: str) -> NoReturn:
         raise CliError(f"{message} (see autotune engine --help)", 2)
@@ -36,6 +36,8 @@ def engine(context: typer.Context) -> None:
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve.serve(serve.options_from(arguments))
+    except ConfigurationError as error:
+        raise CliError(str(error), EXIT_CONFIGURATION) from error
     except EngineError as error:
         raise CliError(str(error)) from error
     except ModuleNotFoundError as error:

@@ -31,11 +31,15 @@ def pins(
         text += f" {row['expires_in_s']:.0f} s unless used again, for request {row['request_id']}"
         typer.echo(one_line(text))
     used, most = view["bytes"] / 2**20, view["max_bytes"] / 2**20
-    typer.echo(f"{len(view['pins'])} pins hold {used:.2f} MiB, at most {most:.2f} MiB")
+    number = len(view["pins"])
+    holders = "1 pin holds" if number == 1 else f"{number} pins hold"
+    typer.echo(f"{holders} {used:.2f} MiB, at most {most:.2f} MiB")
 
 
 def unpin(
-    pin_ids: Annotated[list[int] | None, typer.Argument(metavar="ID…", help="Pins to end.", min=1)] = None,
+    pin_ids: Annotated[
+        list[int] | None, typer.Argument(metavar="ID", help="Pins to end; autotune pins shows them.", min=1)
+    ] = None,
     control: ControlOption = None,
     everything: Annotated[bool, typer.Option("--all", help="End all pins.")] = False,
 ) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
-    from envs.measured import Progress
     from envs.profile import Profile
 
 _FEW_READINGS = 5
@@ -24,9 +23,14 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    model: Annotated[Path, typer.Argument(help="Model folder; a config.json will do with --analytic.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Model folder; a config.json will do with --analytic.", metavar="MODEL", parser=given_path),
+    ],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write it.")] = Path("profile.yaml"),
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Where to write it.", metavar="FILE", parser=given_path)
+    ] = Path("profile.yaml"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer loads: under a minute for a small model.")] = False,
     analytic: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Estimate from a data sheet: H200, H100, A100 or L4.")
@@ -36,42 +40,35 @@ def profile(
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds to watch the server.")] = 120.0,
     every: Annotated[float, typer.Option(help="Seconds between two readings.")] = 5.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G.")] = None,
+    kv_pool_bytes: Annotated[
+        str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G; 256M if absent, where it is measured.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,
     quality: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.", parser=given_path),
     ] = None,
 ) -> None:
     """Measure how long MODEL's steps take on this machine and write a profile for autotune simulate.
 
     --analytic and --from-metrics estimate instead of measuring, and say so wherever the profile is used.
     """
-    from autotune import profiling  # noqa: PLC0415  # heavy imports, and not for --help
-    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415  # imports that --help need not wait for
     from engine.sizes import parse_size  # noqa: PLC0415
-    from envs.profile import write_profile  # noqa: PLC0415
 
     try:
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
     except ValueError as error:
         raise CliError(f"--kv-pool-bytes: {error}", 2) from None
+    _check_writable(out)
     try:
-        if from_metrics is not None:
-            base = profiling.analytic(model, analytic or profiling.FALLBACK_DEVICE, pool_bytes)
-            found = profiling.from_metrics(base, from_metrics, _pages(from_metrics, duration, every))
-        elif analytic is not None:
-            found = profiling.analytic(model, analytic, pool_bytes)
+        if from_metrics is None and analytic is None:
+            found = _measure(model, pool_bytes or 256 << 20, device, dtype, threads, quick=quick)
         else:
-            with _progress() as progress:
-                found = profiling.measure(
-                    model, pool_bytes=pool_bytes or 256 << 20, device=device, dtype=dtype, threads=threads,
-                    quick=quick, progress=progress,
-                )  # fmt: skip
-        if quality is not None:
-            found = found.model_copy(update={"quality": profiling.read_quality(quality, model)})
-        write_profile(found, out)
+            found = _estimate(model, analytic, pool_bytes, from_metrics, duration, every)
+        found = _write(found, out, quality, model)
     except EngineError as error:
         raise CliError(str(error)) from error
     except ModuleNotFoundError as error:
@@ -79,6 +76,46 @@ def profile(
     except OSError as error:
         raise CliError(f"{out}: cannot be written: {error.strerror}") from error
     _show(found, out)
+
+
+def _measure(model: Path, pool_bytes: int, device: str, dtype: str, threads: int | None, *, quick: bool) -> Profile:
+    from rich.console import Console  # noqa: PLC0415
+
+    from autotune.waiting import counting  # noqa: PLC0415
+    from engine.models.folder import check_folder  # noqa: PLC0415
+
+    check_folder(model)
+    with counting(Console(stderr=True), f"loading {model}") as progress:
+        from autotune import profiling  # noqa: PLC0415  # takes seconds, in which something is to be seen
+
+        return profiling.measure(
+            model, pool_bytes=pool_bytes, device=device, dtype=dtype, threads=threads, quick=quick, progress=progress
+        )
+
+
+def _estimate(
+    model: Path, device: str | None, pool_bytes: int | None, url: str | None, duration_s: float, every_s: float
+) -> Profile:
+    from autotune import profiling  # noqa: PLC0415
+
+    base = profiling.analytic(model, device or profiling.FALLBACK_DEVICE, pool_bytes)
+    return base if url is None else profiling.from_metrics(base, url, _pages(url, duration_s, every_s))
+
+
+def _write(found: Profile, out: Path, quality: Path | None, model: Path) -> Profile:
+    from autotune import profiling  # noqa: PLC0415
+    from envs.profile import write_profile  # noqa: PLC0415
+
+    if quality is not None:
+        found = found.model_copy(update={"quality": profiling.read_quality(quality, model)})
+    write_profile(found, out)
+    return found
+
+
+def _check_writable(out: Path) -> None:
+    """What takes minutes should not end in a path that cannot be written."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
 
 
 def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
@@ -99,17 +136,6 @@ def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
         except httpx.HTTPError as error:
             raise CliError(f"{page}: {error}") from error
         yield response.text
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading the model", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
 def _show(found: Profile, out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,9 @@ def register(app: typer.Typer) -> None:
 def record_proxy(
     *,
     target: Annotated[str, typer.Option(metavar="URL", help="The server, with or without /v1.")],
-    record: Annotated[Path, typer.Option(metavar="FILE", help="Write arrival, lengths and salted hashes here.")],
+    record: Annotated[
+        Path, typer.Option(metavar="FILE", help="Write arrival, lengths and salted hashes here.", parser=given_path)
+    ],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "127.0.0.1:8100",
     record_max: Annotated[str, typer.Option(metavar="N", help="Size at which FILE becomes FILE.1.")] = "256M",
 ) -> None:

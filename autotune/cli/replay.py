@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +58,14 @@ def replay(
     max_connections: Annotated[int, typer.Option(help="Open at once; requests past it fail, none waits.")] = 1024,
     header: Annotated[list[str] | None, typer.Option(help="Extra request header, 'Name: value'.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, thinning and generators.")] = 0,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the summary here; - for stdout.")] = None,
-    records_out: Annotated[Path | None, typer.Option("--records", help="Write every request here, JSON lines.")] = None,
+    json_out: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the summary here; - for stdout.", metavar="FILE", parser=given_path),
+    ] = None,
+    records_out: Annotated[
+        Path | None,
+        typer.Option("--records", help="Write every request here, JSON lines.", metavar="FILE", parser=given_path),
+    ] = None,
 ) -> int:
     """Replay TRACE open loop and report latency, throughput and goodput.
 

@@ -2,166 +2,188 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption
+from autotune.cli._shared import CliError, ControlOption, given_path
+
+if TYPE_CHECKING:
+    from engine.serve import EngineOptions
+
+_TITLE = "autotune run"
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        "run", short_help="Engine and daemon together, or a demo.", context_settings={"ignore_unknown_options": False}
-    )(run)
+    # What is not declared here is the engine's; its own parser judges it.
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("run", short_help="Engine and daemon together, or a demo.", context_settings=settings)(run)
 
 
 def run(
+    context: typer.Context,
     *,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Demonstrate tuning on a bursty load (default: no --model).")
+        bool, typer.Option("--demo", help="Demonstrate tuning on a bursty load (what happens without --model, too).")
     ] = False,
-    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder; the bundled one if absent.")] = None,
-    host: Annotated[str, typer.Option(help="Address of the engine's API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the engine's API.")] = 8000,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Model folder; the bundled model is demonstrated if absent.", parser=given_path
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    kv_pool_bytes: Annotated[str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The daemon's YAML configuration.", parser=given_path)
+    ] = None,
     control: ControlOption = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="The daemon's configuration.")] = None,
-    pairs: Annotated[int, typer.Option(min=1, help="Demonstration: replays with and without tuning.")] = 1,
-    duration: Annotated[float, typer.Option(min=1, help="Demonstration: seconds of load per replay.")] = 90.0,
-    workload: Annotated[str, typer.Option(help="Demonstration: built-in workload.")] = "reasoning-bursty",
-    rules: Annotated[str, typer.Option(help="Demonstration: preset or rules file.")] = "default",
+    host: Annotated[str | None, typer.Option(help="Address of the engine's API; 127.0.0.1 if absent.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the engine's API; 8000 if absent, 0 takes a free one.")
+    ] = None,
+    kv_pool_bytes: Annotated[str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G.")] = None,
+    host_pool_bytes: Annotated[
+        str | None, typer.Option(metavar="N", help="Host memory for KV, like 8G; used with --set host_offload=on.")
+    ] = None,
+    tunables: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="A tunable at start, like kv_format=int8; may be repeated."),
+    ] = None,
+    protect_layers: Annotated[
+        int | None, typer.Option(metavar="N", help="Keep the KV of the first N layers native.")
+    ] = None,
+    quality_table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Of autotune compare-formats: formats over budget are refused.", parser=given_path
+        ),
+    ] = None,
+    quality_budget: Annotated[
+        float | None,
+        typer.Option(metavar="PCT", help="Perplexity that a format may cost by the table, percent; 0.5 if absent."),
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=1, help="Demonstration: replays with and without tuning; 1 if absent.")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(metavar="S", min=1, help="Demonstration: seconds of load per replay; 90 if absent.")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="Demonstration: built-in workload; reasoning-bursty if absent.")
+    ] = None,
+    rules: Annotated[str | None, typer.Option(help="Demonstration: preset or rules file; default if absent.")] = None,
     against: Annotated[
         str | None, typer.Option(metavar="RULES", help="Demonstration: compare with these rules, not with no daemon.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Demonstration: seed of the load.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Demonstration: seed of the load; 1 if absent.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.", parser=given_path),
     ] = None,
 ) -> int:
     """Run engine and daemon on a model until Ctrl-C; without --model, demonstrate them on the bundled one.
 
+    Any other option of autotune engine (--record, --max-model-len, --threads ...) may be given, too, and is passed on.
+
     The demonstration measures this machine, sizes a KV pool and a load that a native cache cannot carry, replays the
     load with the daemon on and off, and ends with one line of JSON.
     """
+    of_engine = {
+        "--control": control, "--host": host, "--port": port, "--kv-pool-bytes": kv_pool_bytes,
+        "--host-pool-bytes": host_pool_bytes, "--protect-layers": protect_layers, "--quality-table": quality_table,
+        "--quality-budget": quality_budget, "--set": tunables,
+    }  # fmt: skip
+    of_demo = {
+        "pairs": pairs, "duration_s": duration, "workload": workload, "rules": rules, "against": against, "seed": seed,
+        "run_folder": run_dir,
+    }  # fmt: skip
+    given = {name: value for name, value in of_demo.items() if value is not None}
     if demo or model is None:
-        return _demonstrate(
-            model, device=device, dtype=dtype, pairs=pairs, duration_s=duration, workload=workload, rules=rules,
-            against=against, seed=seed, run_dir=run_dir,
-        )  # fmt: skip
-    return _serve(
-        model, host=host, port=port, device=device, dtype=dtype, kv_pool_bytes=kv_pool_bytes, control=control,
-        config=config,
-    )  # fmt: skip
+        _refuse(
+            [*_flags(of_engine | {"--config": config}), *context.args],
+            "only with --model and without --demo, which sets up its own engine",
+        )
+        return _demonstrate({"device": device, "dtype": dtype, **given}, model)
+    names = {"duration_s": "duration", "run_folder": "run-dir"}
+    _refuse([f"--{names.get(name, name)}" for name in given], "only with --demo, when there is a --model")
+    engine = ["--model", str(model), "--device", device, "--dtype", dtype, *_flags(of_engine), *context.args]
+    return _serve(engine, config)
 
 
-def _demonstrate(
-    model: Path | None,
-    *,
-    device: str,
-    dtype: str,
-    pairs: int,
-    duration_s: float,
-    workload: str,
-    rules: str,
-    against: str | None,
-    seed: int,
-    run_dir: Path | None,
-) -> int:
+def _flags(options: dict[str, Any]) -> Iterator[str]:
+    """The options that were given, as a command line."""
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            yield from (name, str(one))
+
+
+def _refuse(arguments: Sequence[str], why: str) -> None:
+    if arguments:
+        raise CliError(f"{arguments[0]}: {why} (see {_TITLE} --help)", 2)
+
+
+def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
     from autotune.demo.run import DemoError, DemoOptions, bundled_model, run_demo  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
 
-    if workload not in CATALOGUE:
-        raise CliError(f"--workload {workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
-    options = DemoOptions(
-        model=model or bundled_model(),
-        device=device,
-        dtype=dtype,
-        pairs=pairs,
-        duration_s=duration_s,
-        workload=workload,
-        rules=rules,
-        against=against,
-        seed=seed,
-        run_folder=run_dir,
-    )
+    options = DemoOptions(model=model or bundled_model(), **given)
+    if options.workload not in CATALOGUE:
+        raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
     try:
         return run_demo(options, RealClock(), Console(highlight=False))
     except DemoError as error:
         raise CliError(str(error)) from None
 
 
-def _serve(
-    model: Path,
-    *,
-    host: str,
-    port: int,
-    device: str,
-    dtype: str,
-    kv_pool_bytes: str | None,
-    control: Path | None,
-    config: Path | None,
-) -> int:
-    from autotune.demo.stack import VERBS  # noqa: PLC0415
-    from autotune.supervisor import ChildSpec, Supervisor, SupervisorError  # noqa: PLC0415
+def _serve(engine: list[str], config: Path | None) -> int:
+    # Everything that can be seen to be wrong is said before anything starts.
+    options = _engine_options(engine)
+    _check_config(config)
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from autotune.supervisor import SupervisorError  # noqa: PLC0415
+    from autotune.together import run_together  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
-    from engine.paths import default_control_socket  # noqa: PLC0415
 
-    socket = control or default_control_socket()
-    pool = () if kv_pool_bytes is None else ("--kv-pool-bytes", kv_pool_bytes)
-    engine = (
-        *(*VERBS, "engine", "--model", str(model), "--host", host, "--port", str(port)),
-        *("--control", str(socket), "--device", device, "--dtype", dtype, *pool),
-    )
-    daemon = (*VERBS, "daemon", "--control", str(socket), *(() if config is None else ("--config", str(config))))
-    children = Supervisor(
-        [
-            ChildSpec("engine", engine, ready=lambda: _answers(socket), output=typer.echo),
-            ChildSpec("daemon", daemon, output=typer.echo),
-        ],
-        RealClock(),
-        report=lambda line: typer.echo(line, err=True),
-    )
-    ended = threading.Event()
-    signals: list[int] = []
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)
-        ended.set()
-        children.request_stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    control = options.control_path
+    daemon = ["--control", str(control), *_flags({"--config": config})]
     try:
-        children.start()
-        children.wait_ready(_READY_S)
-        ended.wait()
+        return run_together(engine, daemon, control, RealClock(), Console(stderr=True, highlight=False))
     except SupervisorError as error:
-        if not ended.is_set():
-            raise CliError(str(error)) from None
-    finally:
-        children.stop()
-    # A service manager's SIGTERM is the normal end of a service.
-    return 0 if signals and signals[0] == signal.SIGTERM else 130
+        raise CliError(error.problem) from None
 
 
-_READY_S = 600.0  # large weights on a slow disk
+def _engine_options(arguments: list[str]) -> EngineOptions:
+    from engine import serve  # noqa: PLC0415
+    from engine.errors import EXIT_CONFIGURATION, ConfigurationError  # noqa: PLC0415
+
+    def usage(message: str) -> NoReturn:
+        raise CliError(f"{message} (see {_TITLE} --help and autotune engine --help)", 2)
+
+    parser = serve.parser(_TITLE)
+    parser.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
+    try:
+        options = serve.options_from(parser.parse_args(arguments))
+        serve.check(options)
+    except ConfigurationError as error:
+        raise CliError(str(error), EXIT_CONFIGURATION) from error
+    return options
 
 
-def _answers(socket: Path) -> bool:
-    from engine.control_client import ControlClient, EngineUnreachable  # noqa: PLC0415
+def _check_config(path: Path | None) -> None:
+    if path is None:
+        return
+    from autotune.config import ConfigError, load_config  # noqa: PLC0415
+    from autotune.wiring import check_rules  # noqa: PLC0415
 
     try:
-        with ControlClient(socket, timeout_s=1.0) as client:
-            client.tunables()
-    except EngineUnreachable:
-        return False
-    return True
+        check_rules(load_config(path))
+    except ConfigError as error:
+        raise CliError(str(error)) from error

@@ -22,12 +22,17 @@ def register(app: typer.Typer) -> None:
 
 
 def set_tunable(
-    changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE…", help="What to change, all or nothing.")],
+    changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE", help="What to change, all or nothing.")],
     control: ControlOption = None,
     reason: Annotated[str, typer.Option(help="Kept with the change and shown to whoever asks.")] = "",
-    if_revision: Annotated[int | None, typer.Option(help="Only if nothing was written since.", min=0)] = None,
+    if_revision: Annotated[
+        int | None, typer.Option(help="Only if nothing was written since this revision.", min=0)
+    ] = None,
 ) -> None:
-    """Change knobs of a running engine. The daemon then leaves them alone until `autotune release`."""
+    """Change knobs of a running engine. The daemon then leaves them alone until `autotune release`.
+
+    `autotune tunables` shows the knobs and the values that they may take.
+    """
     wanted = _parse(changes)
     with connect(control) as client:
         answer = _patch(client, wanted, operator(), reason, if_revision)
@@ -35,7 +40,7 @@ def set_tunable(
 
 
 def release(
-    knobs: Annotated[list[str], typer.Argument(metavar="KNOB…", help="Knobs that the daemon may move again.")],
+    knobs: Annotated[list[str], typer.Argument(metavar="KNOB", help="Knobs that the daemon may move again.")],
     control: ControlOption = None,
 ) -> None:
     """Give knobs back to the daemon. Their values stay until it moves them."""
@@ -84,7 +89,7 @@ def _report(wanted: dict[str, TunableValue], answer: PatchAnswer, done: str | No
     """Print one line per knob, ``done`` in place of the status of what was taken. Raises CliError for the rest."""
     refused = []
     for knob, result in answer["results"].items():
-        line = one_line(f"{knob}={wanted.get(knob)}: {result['status']} {result['why']}".rstrip())
+        line = one_line(f"{knob}={wanted.get(knob)}: {', '.join(filter(None, (result['status'], result['why'])))}")
         if result["status"] in {"applied", "converging"}:
             typer.echo(line if done is None else one_line(done.format(knob=knob, value=wanted.get(knob))))
         else:

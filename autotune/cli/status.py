@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect
 from autotune.text import one_line
+from engine.sizes import format_size
 
 DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
@@ -32,6 +33,8 @@ def status(
         typer.echo(json.dumps({"engine": engine, "daemon": daemon, "problems": problems}, indent=2))
     else:
         typer.echo("engine: " + (engine_problem or _engine_line(engine)))
+        if engine and engine["gauges"]["host_pool_bytes"]:
+            typer.echo("host:   " + _host_line(engine))
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
         for knob, who in daemon.get("overrides", {}).items():
             text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
@@ -69,6 +72,26 @@ def _engine_line(stats: dict[str, Any]) -> str:
         f"KV {gauges['kv_usage']:.0%} in use; {counters['requests_completed']} completed, "
         f"{counters['requests_failed']} failed; {values}"
     )
+
+
+def _host_line(stats: dict[str, Any]) -> str:
+    """The host tier: how full it is, what it was good for, and the link to it."""
+    gauges, counters = stats["gauges"], stats["counters"]
+    pool, used, cached = (gauges[f"host_{what}_bytes"] for what in ("pool", "used", "cached"))
+    parts = [f"{format_size(used)} held by requests and {format_size(cached)} cached of {format_size(pool)}"]
+    parts.append(f"{_count(gauges['parked'], 'request')} parked, {gauges['loading']} loading")
+    parts.append(f"{_count(counters['host_hit_tokens'], 'prompt token')} found there")
+    parts.append(f"{_count(counters['swapped_in'], 'preempted request')} resumed from it")
+    moved = {"copied out": "host_out_bytes", "back": "host_in_bytes", "streamed": "host_streamed_bytes"}
+    parts.append(", ".join(f"{format_size(counters[name])} {how}" for how, name in moved.items()))
+    if gauges["host_link_bytes_per_s"] is not None:
+        kind = "emulated link" if gauges["host_link_is_emulated"] else "link"
+        parts.append(f"{kind} of {format_size(gauges['host_link_bytes_per_s'])}/s")
+    return one_line("; ".join(parts))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _daemon_line(state: dict[str, Any]) -> str:

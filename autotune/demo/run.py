@@ -32,6 +32,7 @@ from autotune.replay.session import run_session
 from autotune.replay.summary import Targets
 from autotune.replay.wire import Endpoint
 from autotune.supervisor import Supervisor, SupervisorError
+from autotune.waiting import waiting
 from engine.clock import Clock
 from engine.control_client import EngineUnreachable
 from engine.formats import FORMATS, KVShape
@@ -146,8 +147,9 @@ class _Demo:
 
     async def _measure(self, engine: EngineSpec) -> Rates:
         async with self._stack(engine) as stack, _client(stack, self._clock) as client:
-            server = await self._unless_stopped(learn(client, model=None))
-            return await self._unless_stopped(measure(client, server))
+            with waiting(self._console, "  measuring prefill and decode"):
+                server = await self._unless_stopped(learn(client, model=None))
+                return await self._unless_stopped(measure(client, server))
 
     def _size(self, rates: Rates, memory: Memory) -> tuple[SizedLoad, list[Trace]]:
         options, workload = self._options, CATALOGUE[self._options.workload]
@@ -209,7 +211,8 @@ class _Demo:
         try:
             if self._stop.is_set():
                 raise _Interrupted
-            await asyncio.to_thread(_start, children)
+            with waiting(self._console, f"  starting the engine{' and the daemon' if config else ''}"):
+                await asyncio.to_thread(_start, children)
             if self._stop.is_set():
                 raise _Interrupted
             yield stack

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from autotune.proxy.shapes import AnswerReader, Shape, estimated_tokens, request_shape
 from autotune.replay.wire import Endpoint
 from engine.clock import Clock
-from engine.recording import Exchange, TrafficRecorder
+from engine.recording import PROBE_HEADER, Exchange, TrafficRecorder
 
 # They belong to one connection (RFC 9110, 7.6.1), or are made anew for the next.
 _HOP_BY_HOP: Final = frozenset(
@@ -92,7 +92,8 @@ class RecordingProxy:
         return b"".join(parts)
 
     async def _forward(self, scope: Scope, body: bytes, arrival_ns: int, send: Send) -> None:
-        shape = request_shape(scope["path"], body) if scope["method"] == "POST" else None
+        is_probe = any(name.lower() == PROBE_HEADER.encode() for name, _ in scope["headers"])
+        shape = request_shape(scope["path"], body) if scope["method"] == "POST" and not is_probe else None
         try:
             request = self._request(scope, body)
             response = await self._client.send(request, stream=True)

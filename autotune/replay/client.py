@@ -121,11 +121,15 @@ class Client:
     def now_s(self) -> float:
         return (self.clock.now_ns() - self.start_ns) / 1e9
 
-    async def call(self, method: str, path: str, document: dict[str, Any] | None = None) -> Answer:
+    async def call(
+        self, method: str, path: str, document: dict[str, Any] | None = None, headers: tuple[tuple[str, str], ...] = ()
+    ) -> Answer:
         """One request with a whole answer. Raises ConnectionError, TimeoutError or WireError."""
         body = b"" if document is None else json.dumps(document).encode()
         pieces: list[bytes] = []
-        connection = await self._send(self.endpoint.request(method, path, body, self._headers), pieces.append)
+        connection = await self._send(
+            self.endpoint.request(method, path, body, (*self._headers, *headers)), pieces.append
+        )
         self._release(connection)
         return Answer(connection.parser.status, b"".join(pieces))
 

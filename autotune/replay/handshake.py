@@ -9,6 +9,7 @@ from typing import Any, Final
 from autotune.replay.client import Answer, Client
 from autotune.replay.prompts import WORDS, PromptMaker, TextPrompts, TokenPrompts
 from autotune.replay.wire import WireError
+from engine.recording import PROBE_HEADER
 from envs.workload.trace import Trace, TraceRequest
 
 # Richest first: exact counts per event and exact lengths, exact lengths, plain OpenAI.
@@ -124,7 +125,9 @@ async def _first_accepted(
         for extras in (_RICH, _EXACT, _PLAIN, {}):
             prompt: list[int] | str = list(ids[:8]) if ids else " ".join(WORDS[:64])
             document = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **extras}
-            answer = await client.call("POST", "/v1/completions", _unstreamed(document))
+            # A server of ours that records its traffic leaves out what is marked so.
+            probe = ((PROBE_HEADER, "1"),)
+            answer = await client.call("POST", "/v1/completions", _unstreamed(document), probe)
             if answer.status == 200:
                 per_word = 1.0 if ids else _tokens_per_word(answer)
                 return Server(model, max_model_len, ids, per_word, extras), ""

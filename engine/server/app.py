@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.clock import Clock
 from engine.metrics import CONTENT_TYPE, EngineMetrics
-from engine.recording import Exchange, TrafficRecorder
+from engine.recording import PROBE_HEADER, Exchange, TrafficRecorder
 from engine.request import FinishReason
 from engine.scheduler import AdmissionError
 from engine.server.bridge import AsyncEngine
@@ -169,14 +169,14 @@ class Api:
             ask, self._served.new_detokenizer(ask.request.prompt_ids), self._served.eos_token_ids.__contains__
         )
         shown = shape(ask, self._served.name, int(self._clock.wall_s()), self._token_text)
-        delivery = Delivery(self._engine, stream, answer, shown, self._when_ended(ask, answer))
+        delivery = Delivery(self._engine, stream, answer, shown, self._when_ended(http, ask, answer))
         if ask.stream:
             return delivery.events(include_usage=ask.include_usage)
         return await delivery.whole(http)
 
-    def _when_ended(self, ask: Ask, answer: Answer) -> Callable[[], None] | None:
+    def _when_ended(self, http: HttpRequest, ask: Ask, answer: Answer) -> Callable[[], None] | None:
         recorder, request = self._recorder, ask.request
-        if recorder is None:
+        if recorder is None or PROBE_HEADER in http.headers:
             return None
 
         def record() -> None:

@@ -179,9 +179,11 @@ def control_app(engine: AsyncEngine) -> Starlette:
 
     async def unpin(http: HttpRequest) -> Response:
         pin_id: int | None = http.path_params.get("pin_id")
-        ended = await engine.call(lambda core: core.unpin(pin_id))
+        ended, view = await engine.call(lambda core: (core.unpin(pin_id), core.pins_json()))
         if pin_id is not None and not ended:
-            return _error(404, f"there is no pin {pin_id}; it may have ended by itself")
+            ids = sorted(row["id"] for row in view["pins"])
+            there = f"those that exist: {', '.join(map(str, ids))}" if ids else "there are none"
+            return _error(404, f"there is no pin {pin_id}, it may have ended by itself; {there}")
         return JSONResponse({"ended": ended})
 
     routes = [

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# Tests are files, not a package: what several of them need lies there.
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
 
 def _load(name: str) -> Any:
     if name not in sys.modules:

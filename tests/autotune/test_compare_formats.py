@@ -13,6 +13,8 @@ import pytest
 
 from autotune.cli import app
 from autotune.cli._shared import fail_with
+from autotune.quality_view import about_probes
+from engine.quality.table import Probes, Scores
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,7 +75,7 @@ def mistakes(model: str, folder: Path) -> list[tuple[list[str], str]]:
         ([model, "--text", "/nowhere"], "/nowhere: no such file or folder"),
         ([model, "--text", str(folder / "empty")], "holds no text (.txt or .txt.gz)"),
         ([model, "--text", str(folder / "file")], "holds no tokenizer.json, so --text cannot be read"),
-        ([model, "-o", str(folder / "file" / "below")], "the folder cannot be made: Not a directory"),
+        ([model, "-o", str(folder / "file" / "below")], "the folder cannot be made: "),
         ([model, "--device", "tpu"], "device 'tpu'"),
         ([model, "--quality-budget", "-1"], "--quality-budget"),
         ([], "Missing argument"),
@@ -89,14 +91,40 @@ def test_mistakes_are_one_line(autotune: Command, model: str, tmp_path: Path, nu
     assert [line for line in err.splitlines() if line.strip()] == [err.strip()]
 
 
-def test_a_missing_matplotlib_is_a_hint(autotune: Command, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_costs_the_plot_only(
+    autotune: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
     )
-    code, _, err = autotune(model, "--plot")
-    assert code == 1
-    assert err == "error: --plot needs matplotlib: pip install 'kv-autotune[plots]', or leave --plot out\n"
+    code, _, err = autotune(model, "--quick", "--plot", "--csv", "-o", str(tmp_path / "made"))
+    assert code == 0
+    assert err.startswith("the plot needs matplotlib (pip install 'kv-autotune[plots]'): measuring without it\n")
+    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["quality.csv", "quality.json"]
+
+
+def test_a_mistake_leaves_no_folder(autotune: Command, tmp_path: Path) -> None:
+    assert autotune("/nowhere", "-o", str(tmp_path / "made"))[0] == 1
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("right", "number", "said"),
+    [
+        (16, 16, ""),
+        (14, 16, "14 of 16 passkeys: too few probes to judge"),
+        (13, 16, "too few probes to judge"),
+        (5, 16, "does not retrieve well enough"),
+        (59, 64, ""),
+        (40, 64, "does not retrieve well enough"),
+    ],
+)
+def test_retrieval_is_judged_as_far_as_the_probes_allow(right: int, number: int, said: str) -> None:
+    scores = Scores(tokens=1, perplexity=1, increase_pct=0, increase_error_pct=0, kl=0, top1=1)
+    notes = about_probes(Probes(n=number, accuracy=right / number, answers=scores))
+    assert said in " ".join(notes)
+    assert bool(notes) == bool(said)
 
 
 def test_help_names_the_options(autotune: Command) -> None:

@@ -73,7 +73,7 @@ def test_set_with_anything_wrong_changes_nothing(autotune: Any, socket: Any) -> 
     assert engine.state.revision == 0
     code, _, err = autotune("set", "kv_format=int8", "--if-revision", "9", "--control", path)
     assert code == 1
-    assert "conflict" in err
+    assert err == ("error: kv_format=int8: conflict, the revision is 0 by now, not 9; look again before a change\n")
     assert engine.state.revision == 0
     code, _, err = autotune("set", "kv_format=int8", "--reason", "\udcff", "--control", path)
     assert (code, err) == (1, "error: --reason must be text in UTF-8\n")
@@ -89,13 +89,14 @@ def test_pins_are_shown_and_ended(autotune: Any, fakes: Any, tmp_path: Path) -> 
         assert code == 0
         assert "3: 32 tokens, 1.00 MiB, ends in 42 s" in out
         assert "\x1b" not in out
-        assert "3 pins hold" in out
+        assert out.endswith("3 pins hold 0.01 MiB, at most 1.00 MiB\n")
         assert json.loads(autotune("pins", "--json", "--control", path)[1])["pins"][0]["id"] == 3
-        assert autotune("unpin", "3", "--control", path)[1] == "1 ended\n"
+        assert autotune("unpin", "3", "5", "--control", path)[1] == "2 ended\n"
+        assert autotune("pins", "--control", path)[1].endswith("1 pin holds 0.00 MiB, at most 1.00 MiB\n")
         assert autotune("unpin", "3", "--control", path)[::2] == (1, "error: no pin\n")
         assert autotune("unpin", "--control", path)[0] == 2
         assert autotune("unpin", "4", "--all", "--control", path)[0] == 2
-        assert autotune("unpin", "--all", "--control", path)[1] == "2 ended\n"
+        assert autotune("unpin", "--all", "--control", path)[1] == "1 ended\n"
 
 
 @pytest.mark.parametrize("verb", [("tunables",), ("set", "kv_format=int8"), ("release", "kv_format"), ("pins",)])
@@ -118,6 +119,24 @@ def test_status_without_a_daemon(autotune: Any, socket: Any) -> None:
     assert autotune("status", "--admin", "file:///etc/passwd")[0] == 2
 
 
+def test_status_tells_of_the_host_tier_where_there_is_one(autotune: Any, socket: Any) -> None:
+    engine, path = socket
+    command = ("status", "--control", path, "--admin", "http://127.0.0.1:9")
+    assert not any(line.startswith("host:") for line in autotune(*command)[1].splitlines())
+    gauges = {"pool_bytes": 8 << 30, "used_bytes": 1 << 20, "cached_bytes": 3 << 29}
+    for name, value in (gauges | {"link_bytes_per_s": 20e9, "link_is_emulated": True}).items():
+        setattr(engine.figures.gauges, f"host_{name}", value)
+    engine.figures.gauges.parked, counters = 1, engine.figures.counters
+    counters.host_hit_tokens, counters.swapped_in = 320, 2
+    counters.host_out_bytes, counters.host_streamed_bytes = 5 << 20, 7 << 20
+    (line,) = [line for line in autotune(*command)[1].splitlines() if line.startswith("host:")]
+    assert line == (
+        "host:   1.0 MiB held by requests and 1.5 GiB cached of 8.0 GiB; 1 request parked, 0 loading; "
+        "320 prompt tokens found there; 2 preempted requests resumed from it; "
+        "5.0 MiB copied out, 0 B back, 7.0 MiB streamed; emulated link of 18.6 GiB/s"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nosuch",), ("set",), ("daemon", "--nosuch"), ("engine",), ("engine", "--model"), ("engine", "--port", "x")],
@@ -128,6 +147,24 @@ def test_wrong_usage_is_one_line_and_code_2(autotune: Any, arguments: Any) -> No
     assert out == ""
     assert len(err.splitlines()) == 1
     assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("engine", "--model", "m", "--record", ""),
+        ("engine", "--model", "m", "--quality-table", ""),
+        ("engine", "--model", ""),
+        ("run", "--config", ""),
+        ("compare-formats", "m", "--out", ""),
+        ("record-proxy", "--target", "http://127.0.0.1:9", "--record="),
+        ("status", "--control", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(autotune: Any, arguments: Any) -> None:
+    code, out, err = autotune(*arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "the path is empty" in err
 
 
 def test_help_is_everywhere(autotune: Any) -> None:

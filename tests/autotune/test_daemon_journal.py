@@ -148,7 +148,10 @@ def test_reading_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     ("environment", "uid", "place"),
     [
         ({"STATE_DIRECTORY": "/var/lib/x:/var/lib/y"}, 5, "/var/lib/x/journal.db"),
-        ({}, 0, "/var/lib/kv-autotune/journal.db"),
+        ({"HOME": "/root"}, 0, "/var/lib/kv-autotune/journal.db"),
+        ({"XDG_STATE_HOME": "/root/.state"}, 0, "/root/.state/kv-autotune/journal.db"),
+        ({"STATE_DIRECTORY": "/var/lib/x", "XDG_STATE_HOME": "/root/.state"}, 0, "/var/lib/x/journal.db"),
+        ({"XDG_STATE_HOME": "state", "HOME": "/home/a"}, 5, "/home/a/.local/state/kv-autotune/journal.db"),
         ({"XDG_STATE_HOME": "/home/a/.state"}, 5, "/home/a/.state/kv-autotune/journal.db"),
         ({"HOME": "/home/a"}, 5, "/home/a/.local/state/kv-autotune/journal.db"),
     ],

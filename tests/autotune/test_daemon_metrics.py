@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from typing import Any
 
 import pytest
@@ -128,9 +127,7 @@ def test_series_are_bounded_whatever_names_come_in(
     reading = engine.stats()
     reading.effective = {f"k{n}": n for n in range(1000)}
     metrics.snapshot = Snapshot(reading=reading)
-    start = time.perf_counter()
     samples = scrape(registry)
-    assert time.perf_counter() - start < 1
     decisions = {labels: count for (name, labels), count in samples.items() if name == "autotune_decisions_total"}
     assert len(decisions) <= 70
     assert sum(decisions.values()) == 30_000

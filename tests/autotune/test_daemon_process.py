@@ -48,7 +48,7 @@ def running(fakes: Any, tmp_path: Path) -> Iterator[tuple[Any, ...]]:
     """A daemon process over a fake engine, with a fake service manager."""
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
-    manager.settimeout(20)
+    manager.settimeout(60)
     config = tmp_path / "daemon.yaml"
     config.write_text("tick_s: 0.1\nwindow_s: 0.5\nengine: {poll_s: 0.05}\nadmin: {port: 0}\n")
     environment = {
@@ -86,9 +86,9 @@ def test_from_start_to_stop(running: Any) -> None:
             address = found[0]
             break
     until(manager, "WATCHDOG=1")
-    status = json.load(urllib.request.urlopen(f"{address}/status", timeout=5))
+    status = json.load(urllib.request.urlopen(f"{address}/status", timeout=30))
     assert status["engine"] == "ok"
-    assert b"autotune_ticks_total" in urllib.request.urlopen(f"{address}/metrics", timeout=5).read()
+    assert b"autotune_ticks_total" in urllib.request.urlopen(f"{address}/metrics", timeout=30).read()
 
     config.write_text("nonsense: 1\n")
     process.send_signal(signal.SIGHUP)
@@ -104,7 +104,7 @@ def test_from_start_to_stop(running: Any) -> None:
 
     process.send_signal(signal.SIGTERM)
     assert until(manager, "STOPPING=1")
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert engine.state.revision == 0, "stopping changes nothing"
     remains = process.stderr.read()
     assert "Traceback" not in remains

@@ -38,7 +38,7 @@ class Up:
 
     def wait(self, times: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.times >= times, timeout=10)
+            assert self.changed.wait_for(lambda: self.times >= times, timeout=60)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_one_child_dies_is_restarted_and_the_other_does_not_notice(start: Any) -
     running = start(
         ChildSpec("engine", python(SLEEPER), output=up), ChildSpec("daemon", python(SLEEPER)), report=events.append
     )
-    running.wait_ready(10)
+    running.wait_ready(60)
     up.wait(1)
     engine, daemon = running.pid("engine"), running.pid("daemon")
     os.kill(engine, signal.SIGKILL)
@@ -86,9 +86,50 @@ def test_a_child_that_dies_at_start_is_told_with_its_last_words(start: Any) -> N
     dying = python("import sys\nprint('starting')\nsys.exit('error: port 8000 is in use')")
     running = start(ChildSpec("engine", dying, ready=lambda: False), ChildSpec("daemon", python(SLEEPER)))
     with pytest.raises(SupervisorError) as caught:
-        running.wait_ready(10)
+        running.wait_ready(60)
     assert str(caught.value) == "engine exited with code 1 at start: error: port 8000 is in use"
+    assert caught.value.problem == "engine exited with code 1 at start"
     assert running.pid("daemon") is None
+
+
+def test_a_child_that_dies_at_start_is_not_started_again(start: Any) -> None:
+    """Its fault would be told once more with every try."""
+    events: list[str] = []
+    begun = Up()
+    dying = python("import sys\nprint('up', flush=True)\nsys.exit(1)")
+    running = start(
+        ChildSpec("engine", python(SLEEPER), ready=lambda: False),
+        ChildSpec("daemon", dying, ready=lambda: False, output=begun),
+        report=events.append,
+    )
+    with pytest.raises(SupervisorError, match="daemon exited with code 1 at start"):
+        running.wait_ready(30)  # at once, although the engine is waited for first
+    assert (begun.times, events) == (1, [])
+
+
+def test_a_child_that_was_told_something_impossible_ends_it_all(start: Any) -> None:
+    """An engine whose model folder has gone, say: its exit code says that trying again cannot help."""
+    events: list[str] = []
+    code = "import signal, sys\nsignal.signal(10, lambda *_: sys.exit(2))\nprint('up', flush=True)\nsignal.pause()"
+    up = Up()
+    running = start(
+        ChildSpec("engine", python(code), output=up), ChildSpec("daemon", python(SLEEPER)), report=events.append
+    )
+    running.wait_ready(60)
+    up.wait(1)
+    daemon = running.pid("daemon")
+    os.kill(running.pid("engine"), signal.SIGUSR1)
+    with pytest.raises(SupervisorError, match="engine exited with code 2"):
+        running.wait()
+    assert (up.times, events) == (1, [])
+    assert not is_running(daemon)
+
+
+def test_waiting_ends_with_a_stop(start: Any) -> None:
+    running = start(ChildSpec("engine", python(SLEEPER)))
+    running.wait_ready(60)
+    threading.Timer(0.05, running.request_stop).start()
+    running.wait()
 
 
 def test_a_command_that_does_not_exist(start: Any) -> None:
@@ -167,7 +208,7 @@ time.sleep(60)
     process.wait()
     import select
 
-    ready, _, _ = select.select([handle], [], [], 10)
+    ready, _, _ = select.select([handle], [], [], 60)
     os.close(handle)
     assert ready, "the child outlived its supervisor"
 

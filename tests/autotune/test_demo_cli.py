@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune import together
 from autotune.cli import app
 from autotune.cli._shared import fail_with
+from autotune.demo.run import bundled_model
+from engine.serve import options_from, parser
+
+MODEL = str(bundled_model())
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,17 @@ from autotune.cli._shared import fail_with
         (1, "/nowhere is not a model folder", ["--demo", "--model", "/nowhere"]),
         (2, "--pairs", ["--pairs", "0"]),
         (2, "--seed", ["--seed", "-1"]),
+        (2, "--port: only with --model and without --demo", ["--port", "9"]),
+        (2, "--record: only with --model and without --demo", ["--record", "r.csv"]),
+        (2, "--run-dir: only with --demo", ["--model", MODEL, "--run-dir", "d"]),
+        (2, "unrecognized arguments: --nosuch 3", ["--model", MODEL, "--nosuch", "3"]),
+        (2, "/nowhere does not exist", ["--model", "/nowhere"]),
+        (2, "native, int8, k8v4, int4", ["--model", MODEL, "--set", "kv_format=int3"]),
+        (2, "unknown tunable 'page'", ["--model", MODEL, "--set", "page=1"]),
+        (2, "--protect-layers -1: give at least 0", ["--model", MODEL, "--protect-layers", "-1"]),
+        (2, "--host-pool-bytes", ["--model", MODEL, "--host-pool-bytes", "8X"]),
+        (2, "/nowhere.json: the quality table cannot be read", ["--model", MODEL, "--quality-table", "/nowhere.json"]),
+        (1, "/nowhere.yaml: No such file", ["--model", MODEL, "--config", "/nowhere.yaml"]),
     ],
 )
 def test_wrong_usage_is_one_line(
@@ -36,8 +52,49 @@ def test_a_model_that_cannot_be_served_is_one_line_and_ends(tmp_path: Path) -> N
     command = [sys.executable, "-c", "from autotune.cli import main; main()", "run", "--model", str(tmp_path / "none")]
     command += ["--port", "0", "--control", str(tmp_path / "engine.sock")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "does not exist" in line
+
+
+def test_an_engine_that_cannot_start_says_why_once(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_bytes((Path(MODEL) / name).read_bytes())
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+    command = [sys.executable, "-c", "from autotune.cli import main; main()", "run", "--model", str(tmp_path / "model")]
+    command += ["--port", "0", "--control", str(tmp_path / "engine.sock"), "--config", str(tmp_path / "daemon.yaml")]
+    (tmp_path / "daemon.yaml").write_text(f"admin: {{port: 0}}\njournal: {{path: {tmp_path / 'journal.db'}}}\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "does not exist" in done.stderr.splitlines()[-1]
+    lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert lines[0].startswith("starting engine and daemon")
+    assert "truncated or not a safetensors file" in lines[1]
+    assert lines[2:] == ["error: engine exited with code 1 at start"]
+
+
+def test_the_engine_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[tuple[list[str], list[str], Path]] = []
+
+    def keep(engine: list[str], daemon: list[str], control: Path, *_: object) -> int:
+        started.append((engine, daemon, control))
+        return 0
+
+    monkeypatch.setattr(together, "run_together", keep)
+    (tmp_path / "daemon.yaml").write_text("mode: advise\n")
+    own = ["--port", "0", "--host-pool-bytes", "8M", "--protect-layers", "1", "--set", "kv_format=int8"]
+    passed_on = ["--set", "block_size=64", "--max-model-len", "512", "--record", "r.csv"]
+    both = ["--control", "/tmp/c.sock"]
+    command = ["run", "--model", MODEL, *own, *passed_on, *both, "--config", str(tmp_path / "daemon.yaml")]
+    assert fail_with(lambda: app(command, standalone_mode=False)) == 0
+    ((engine, daemon, control),) = started
+    options = options_from(parser().parse_args(engine))
+    assert (options.model, options.port, options.host_pool_bytes) == (Path(MODEL), 0, 8 << 20)
+    assert (options.protect_layers, options.max_model_len, options.record) == (1, 512, Path("r.csv"))
+    assert options.tunables == {"kv_format": "int8", "block_size": "64"}
+    assert options.control_path == control == Path("/tmp/c.sock")
+    assert daemon == [*both, "--config", str(tmp_path / "daemon.yaml")]
 
 
 @pytest.mark.slow

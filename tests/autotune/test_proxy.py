@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from autotune.cli import app
 from autotune.cli._shared import fail_with
@@ -93,7 +95,7 @@ class Rig:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -120,7 +122,7 @@ class Rig:
     def close(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(60)
             assert not self._thread.is_alive()
 
     def rows(self) -> list[dict[str, str]]:
@@ -191,9 +193,13 @@ def test_the_first_event_passes_before_the_second_exists(rig: Rig) -> None:
 
 def test_a_client_that_hangs_up_ends_the_call_above(rig: Rig) -> None:
     rig.upstream.mode = "hang"
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{rig.url}/v1/completions", json={"prompt": SECRET}, timeout=httpx.Timeout(10, read=0.2))
-    assert rig.upstream.cancelled.wait(10)
+    body = json.dumps({"prompt": SECRET}).encode()
+    target = httpx.URL(rig.url)
+    with socket.create_connection((target.host, target.port)) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        until(lambda: rig.upstream.calls, "the call to get through")
+    assert rig.upstream.cancelled.wait(60)
     (row,) = rig.rows()
     assert counts(row)[2:] == ("abort", "both")
 
@@ -202,8 +208,7 @@ def test_a_hang_up_in_the_middle_of_a_stream_is_recorded(rig: Rig) -> None:
     rig.upstream.mode = "slow"
     with httpx.stream("POST", f"{rig.url}/v1/completions", json={"prompt": SECRET, "stream": True}) as answer:
         next(answer.iter_lines())
-    while rig.path.read_text().count("\n") < 2:
-        pass
+    until(lambda: rig.path.read_text().count("\n") == 2, "the row of the request that was given up")
     rig.upstream.go_on.set()
     (row,) = rig.rows()
     assert counts(row)[1:] == (1, "abort", "both")
@@ -217,6 +222,13 @@ def test_refusals_and_other_calls_pass_and_are_not_recorded(rig: Rig) -> None:
     assert httpx.post(f"{rig.url}/v1/embeddings", json={"input": SECRET}).status_code == 200
     too_large = httpx.post(f"{rig.url}/v1/completions", content=b"x" * (2 << 20))
     assert too_large.status_code == 413
+    assert rig.rows() == []
+
+
+def test_a_probe_passes_with_its_mark_and_is_not_recorded(rig: Rig) -> None:
+    headers = {"X-Autotune-Probe": "1"}
+    assert httpx.post(f"{rig.url}/v1/completions", json={"prompt": SECRET}, headers=headers).status_code == 200
+    assert rig.upstream.calls[0][2][b"x-autotune-probe"] == b"1"
     assert rig.rows() == []
 
 

@@ -39,7 +39,7 @@ class FakeServer:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._ready.wait(10)
+        assert self._ready.wait(60)
 
     @property
     def url(self) -> str:
@@ -47,7 +47,7 @@ class FakeServer:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         server = self._loop.run_until_complete(asyncio.start_server(self._connection, "127.0.0.1", 0))
@@ -146,9 +146,11 @@ def trace_of(number: int = 5, gap_s: float = 0.0) -> Trace:
     return Trace("t", tuple(TraceRequest(i * gap_s, 10 + i, 3 + i, (7, i)) for i in range(number)), 4.0)
 
 
-async def run(fake: FakeServer, trace: Trace, *, timeout_s: float = 5.0, connections: int = 64) -> list[RequestRecord]:
-    client = Client(Endpoint.parse(fake.url), RealClock(), timeout_s=timeout_s, max_connections=connections)
+async def run(fake: FakeServer, trace: Trace, *, timeout_s: float = 60.0, connections: int = 64) -> list[RequestRecord]:
+    client = Client(Endpoint.parse(fake.url), RealClock(), timeout_s=60)
     server = await learn(client, model=None)
+    client.close()
+    client = Client(Endpoint.parse(fake.url), RealClock(), timeout_s=timeout_s, max_connections=connections)
     progress = Progress(len(trace.requests), trace.duration_s)
     await replay(trace, client, server, progress, stop=asyncio.Event(), seed=0)
     return progress.records
@@ -181,21 +183,21 @@ def test_every_token_is_recorded_and_prefixes_are_shared(fake: FakeServer) -> No
 )
 def test_failures_are_told_apart(fake: FakeServer, behaviour: str, failure: str, words: str) -> None:
     fake.behaviour = behaviour
-    records = asyncio.run(run(fake, trace_of(1), timeout_s=0.3))
+    records = asyncio.run(run(fake, trace_of(1), timeout_s=0.3 if behaviour == "stall" else 60))
     assert (records[0].outcome, records[0].failure) == (Outcome.FAILED, failure)
     assert words in records[0].message
 
 
 def test_arrivals_do_not_wait_for_answers_or_connections(fake: FakeServer) -> None:
     fake.behaviour = "stall"
-    records = asyncio.run(run(fake, trace_of(6, gap_s=0.01), timeout_s=0.5, connections=4))
+    records = asyncio.run(run(fake, trace_of(6, gap_s=0.01), timeout_s=2.0, connections=4))
     assert [record.failure for record in records] == ["timeout"] * 4 + ["connection_limit"] * 2
-    assert all(record.send_delay_s is None or record.send_delay_s < 0.2 for record in records)
+    assert all(record.send_delay_s is None or record.send_delay_s < 1.0 for record in records)
 
 
 def test_connections_are_reused_and_stale_ones_replaced(fake: FakeServer) -> None:
     async def twice() -> list[Outcome]:
-        client = Client(Endpoint.parse(fake.url), RealClock(), timeout_s=5)
+        client = Client(Endpoint.parse(fake.url), RealClock(), timeout_s=60)
         server = Server("m", None, (1, 2, 3), 1.0)
         records = [RequestRecord(i, 0.0, 4, 2) for i in range(3)]
         body = server.body(server.prompts(trace_of(), 0), TraceRequest(0, 4, 2), 0)

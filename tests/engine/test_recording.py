@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from array import array
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from waiting import until
 
 from engine.clock import ManualClock
 from engine.errors import EngineError
@@ -97,8 +102,7 @@ def test_a_full_file_is_rotated_and_both_are_traces(tmp_path: Path) -> None:
     for number in range(3000):
         recorder.record(exchange(number * 1_000_000))
         if number % 500 == 0:
-            while not recorder._queue.empty():
-                pass  # the queue is bounded; a test must not fill it
+            until(recorder._queue.empty, "the recorder to write")  # the queue is bounded; a test must not fill it
     recorder.close()
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["r.csv", "r.csv.1"]
@@ -149,8 +153,7 @@ def test_a_full_disk_stops_the_recording_and_nothing_else(
 
     monkeypatch.setattr(os, "write", full)
     recorder.record(exchange())
-    while not recorder._failed:
-        pass
+    until(lambda: recorder._failed, "the recorder to give up")
     recorder.record(exchange())
     recorder.close()
     assert recorder.dropped == 2

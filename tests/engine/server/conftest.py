@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ TEMPLATE = (
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
 TOKEN_BYTES = 32
 WORK = {"kv_bytes_read": 1000, "kv_bytes_written": 10, "host_bytes_read": 0, "host_wait_ns": 0}
+# Tests are files, not a package: what several of them need lies there.
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 NextToken = Callable[[Request], int]
 
 
@@ -214,14 +217,14 @@ class LiveServer:
 
         self._thread = threading.Thread(target=lambda: asyncio.run(main()))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def stop(self) -> None:
         if self._thread.is_alive():
             assert self._loop is not None
             assert self._stop is not None
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(20)
+            self._thread.join(60)
             assert not self._thread.is_alive()
         self._control.close()
 

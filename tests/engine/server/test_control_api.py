@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import Brake, until
 
 from engine.control_client import ControlClient, EngineUnreachable
 from engine.errors import EngineError
@@ -130,26 +132,26 @@ def test_status_codes(server: Any, method: str, body: str, status: int) -> None:
 
 def test_a_shrink_drains(server: Any, client: ControlClient) -> None:
     """Lowering max_num_seqs stops nothing that runs."""
-    server.engine.runner.before = lambda _plan: threading.Event().wait(0.002)
+    brake = server.engine.runner.before = Brake()
     statuses: list[int] = []
 
     def send() -> None:
-        body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
-        answer = httpx.post(server.url + "/v1/completions", json=body, trust_env=False, timeout=20)
+        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body, trust_env=False, timeout=60)
         statuses.append(answer.json()["usage"]["completion_tokens"])
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while client.stats().gauges.running < 4:
-        pass
+    until(lambda: client.stats().gauges.running == 4, "four running requests")
     answer = client.patch({"max_num_seqs": 1}, writer="operator")
     assert answer["results"]["max_num_seqs"]["status"] == "converging"
     assert "4 requests" in answer["results"]["max_num_seqs"]["why"]
-    assert client.stats().gauges.running >= 2
+    assert client.stats().gauges.running == 4
+    brake.let_go()
     for thread in threads:
-        thread.join(20)
-    assert statuses == [60] * 4
+        thread.join(60)
+    assert statuses == [900] * 4
     assert client.patch({"max_num_seqs": 1}, writer="operator")["results"]["max_num_seqs"]["status"] == "applied"
 
 
@@ -158,13 +160,13 @@ def test_formats_converge_and_up_is_honest(server: Any, client: ControlClient) -
     assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
     status = client.patch({"kv_format": "int8", "block_size": 64}, writer="operator")["results"]["kv_format"]["status"]
     assert status in {"converging", "applied"}
-    while client.tunables()["progress"]["converged_fraction"] < 1:
-        pass
+    until(lambda: client.tunables()["progress"]["converged_fraction"] == 1, "all KV in int8")
     rows = client.tunables()["progress"]["resident"]
     assert {"int8"} <= {row["kv_format"] for row in rows}
     assert all(row["bytes"] > 0 for row in rows)
     up = client.patch({"kv_format": "native"}, writer="operator")["results"]["kv_format"]
     assert up["status"] == "applied"
+    assert re.fullmatch(r"for new KV; \d+\.\d KiB of resident KV stay in a lossier format", up["why"])
     assert client.tunables()["progress"]["held_below_format_bytes"] > 0
     assert client.stats().gauges.held_below_format_bytes > 0
 
@@ -179,11 +181,15 @@ def test_pins_are_made_over_http_and_ended_here(server: Any, client: ControlClie
     assert all(row["num_tokens"] == 32 and 0 < row["expires_in_s"] <= row["ttl_s"] for row in view["pins"])
     assert view["bytes"] == sum(row["bytes"] for row in view["pins"]) == client.stats().gauges.kv_pinned_bytes
     assert client.unpin(view["pins"][1]["id"]) == 1
-    with pytest.raises(ValueError, match="no pin"):
-        client.unpin(view["pins"][1]["id"])
+    ended = view["pins"][1]["id"]
+    left = sorted(row["id"] for row in client.pins()["pins"])
+    with pytest.raises(ValueError, match=rf"no pin {ended}, .*those that exist: {left[0]}, {left[1]}$"):
+        client.unpin(ended)
     assert client.stats().gauges.prefix_pins == 2
     assert client.unpin() == 2
     assert client.unpin() == 0
+    with pytest.raises(ValueError, match="there are none"):
+        client.unpin(ended)
     assert client.stats().gauges.kv_cached_bytes > 0  # still cached, until room is needed
     transport = httpx.HTTPTransport(uds=str(server.control_path))
     with httpx.Client(transport=transport, base_url="http://engine") as http:

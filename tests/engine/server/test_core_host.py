@@ -159,7 +159,7 @@ def test_the_thread_sleeps_while_copies_are_made(new_engine: Build) -> None:
     thread.start()
     for name in "abcd":
         thread.call(lambda core, name=name: core.add(ask(name))).result(10)
-    assert done.wait(30)
+    assert done.wait(60)
     thread.call(lambda _core: None).result(10)
     clock = time.pthread_getcpuclockid(thread._thread.ident)
     before = time.clock_gettime(clock)

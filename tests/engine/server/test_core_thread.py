@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import Brake
 
 from engine.core import RequestDelta
 from engine.core_thread import EngineThread
@@ -31,7 +32,7 @@ class Collector:
     def wait(self, requests: int) -> None:
         self._wanted = requests
         self([])
-        assert self.done.wait(10)
+        assert self.done.wait(60)
 
 
 def ask(name: str, max_tokens: int = 6) -> Request:
@@ -55,17 +56,17 @@ def start(new_engine: Build, collector: Collector) -> Iterator[Callable[..., tup
 
     yield begin
     for thread in threads:
-        assert thread.stop(10)
+        assert thread.stop(60)
 
 
 def test_one_delivery_per_step_however_many_requests(start: Any, collector: Collector) -> None:
     engine, thread = start()
     gate = threading.Event()
-    thread.call(lambda _core: gate.wait(10))
+    thread.call(lambda _core: gate.wait(60))
     added = [thread.call(lambda core, name=name: core.add(ask(name))) for name in "abcd"]
     gate.set()
     for future in added:
-        future.result(10)
+        future.result(60)
     collector.wait(4)
     steps = [batch for batch in collector.batches if batch]
     assert len(steps) == len(engine.runner.plans) == 6
@@ -75,9 +76,9 @@ def test_one_delivery_per_step_however_many_requests(start: Any, collector: Coll
 def test_a_command_raises_in_its_caller_only(start: Any, collector: Collector) -> None:
     _, thread = start(max_waiting=0)
     with pytest.raises(AdmissionError):
-        thread.call(lambda core: core.add(ask("a"))).result(10)
+        thread.call(lambda core: core.add(ask("a"))).result(60)
     with pytest.raises(ZeroDivisionError):
-        thread.call(lambda _core: 1 / 0).result(10)
+        thread.call(lambda _core: 1 / 0).result(60)
     assert thread.is_alive
     assert collector.batches == []
 
@@ -88,16 +89,16 @@ def test_abort_takes_effect_before_the_next_step(start: Any, collector: Collecto
 
     def hold(_plan: object) -> None:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     engine.runner.before = hold
     thread.call(lambda core: core.add(ask("a", 50)))
     thread.call(lambda core: core.add(ask("b", 3)))
-    assert inside.wait(10)
+    assert inside.wait(60)
     aborted = thread.call(lambda core: (core.abort("a"), core.stats().gauges.running))
     engine.runner.before = lambda _plan: None
     go_on.set()
-    was_there, running = aborted.result(10)
+    was_there, running = aborted.result(60)
     assert was_there
     assert running <= 1
     collector.wait(1)
@@ -106,9 +107,9 @@ def test_abort_takes_effect_before_the_next_step(start: Any, collector: Collecto
 
 def test_idle_uses_no_processor(start: Any, collector: Collector) -> None:
     _, thread = start()
-    thread.call(lambda core: core.add(ask("a"))).result(10)
+    thread.call(lambda core: core.add(ask("a"))).result(60)
     collector.wait(1)
-    thread.call(lambda _core: None).result(10)
+    thread.call(lambda _core: None).result(60)
     clock = time.pthread_getcpuclockid(thread._thread.ident)
     before = time.clock_gettime(clock)
     threading.Event().wait(0.2)
@@ -117,22 +118,22 @@ def test_idle_uses_no_processor(start: Any, collector: Collector) -> None:
 
 def test_stop_ends_every_request_and_refuses_new_ones(start: Any, collector: Collector) -> None:
     engine, thread = start()
-    engine.runner.before = lambda _plan: threading.Event().wait(0.001)
-    thread.call(lambda core: core.add(ask("a", 900))).result(10)
-    assert thread.stop(10)
+    engine.runner.before = Brake()
+    thread.call(lambda core: core.add(ask("a", 900))).result(60)
+    assert thread.stop(60)
     last = collector.batches[-1][-1]
     assert (last.request_id, last.finish_reason) == ("a", FinishReason.ABORT)
     assert not thread.is_alive
     with pytest.raises(AdmissionError, match="shutting down"):
-        thread.call(lambda core: core.add(ask("b"))).result(10)
-    assert thread.call(lambda core: core.stats().counters.requests_aborted).result(10) == 1
+        thread.call(lambda core: core.add(ask("b"))).result(60)
+    assert thread.call(lambda core: core.stats().counters.requests_aborted).result(60) == 1
 
 
 def test_commands_come_between_pieces_of_background_work(start: Any, collector: Collector) -> None:
     engine, thread = start(kv_format="native")
-    thread.call(lambda core: core.add(Request("a", [5] * 700, SamplingParams(max_tokens=1), 0))).result(10)
+    thread.call(lambda core: core.add(Request("a", [5] * 700, SamplingParams(max_tokens=1), 0))).result(60)
     collector.wait(1)
     patch = thread.call(lambda core: core.has_background_work)
-    patch.result(10)
-    assert thread.call(lambda core: core.stats().gauges.running).result(10) == 0
+    patch.result(60)
+    assert thread.call(lambda core: core.stats().gauges.running).result(60) == 0
     assert engine.core.broken is None

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from typing import Any
 
 import pytest
@@ -113,7 +112,7 @@ def test_more_hits_than_queries_cannot_be(caplog: pytest.LogCaptureFixture) -> N
     assert page["autotune_engine_metrics_invariant_violations_total"] == 1
 
 
-def test_series_stay_bounded_and_scrapes_quick() -> None:
+def test_series_stay_bounded() -> None:
     """Case I.35: whatever clients make up, no series follow."""
     metrics = EngineMetrics(CollectorRegistry())
     metrics.update(reading(), Distributions())
@@ -121,13 +120,9 @@ def test_series_stay_bounded_and_scrapes_quick() -> None:
     for i in range(10_000):
         metrics.http_request(f"/v1/random/{i}", 400 + i % 5)
     metrics.http_request("/v1/completions", 200)
-    begin = time.perf_counter()
     page = metrics.page()
-    elapsed_s = time.perf_counter() - begin
     assert len(values(page)) == before + 2
     assert values(page)["autotune_engine_http_requests_total{route=other,status=4xx}"] == 10_000
-    print(f"scrape {elapsed_s * 1e3:.1f} ms, {len(page)} bytes")
-    assert elapsed_s < 1.0  # 0.1 s on a machine that does nothing else
 
 
 def test_the_documentation_names_exactly_what_is_served() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from waiting import Brake, until
 
 from engine.server.app import AppOptions
 from engine.server.errors import BadRequest
@@ -284,26 +285,27 @@ def test_random_model_names_make_no_series(http: httpx.Client) -> None:
 
 
 def test_full_queue_answers_429_and_then_recovers(serve: Serve) -> None:
-    gate = threading.Event()
     server = serve(max_waiting=2, max_num_seqs=1)
-    server.engine.runner.before = lambda _plan: gate.wait(10)
-    with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http:
+    brake = server.engine.runner.before = Brake()
+    counters, scheduler = server.engine.stats.counters, server.engine.scheduler
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         done: list[int] = []
 
         def send() -> None:
-            answer = httpx.post(server.url + PATH, json={"prompt": "x", "max_tokens": 2}, trust_env=False)
+            body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+            answer = httpx.post(server.url + PATH, json=body, trust_env=False, timeout=60)
             done.append(answer.status_code)
 
         threads = [threading.Thread(target=send) for _ in range(8)]
-        for thread in threads:
+        threads[0].start()
+        until(lambda: len(scheduler.running) == 1, "the first to run")
+        for thread in threads[1:]:
             thread.start()
-        gate.set()
+        until(lambda: counters.requests_offered == 8, "all to arrive")
+        brake.let_go()
         for thread in threads:
-            thread.join(20)
-        assert set(done) <= {200, 429}
-        assert done.count(200) >= 3
-        gate.clear()
-        server.engine.runner.before = lambda _plan: None
+            thread.join(60)
+        assert sorted(done) == [200] * 3 + [429] * 5  # one ran, two waited
         assert http.post(PATH, json={"prompt": "x", "max_tokens": 2}).status_code == 200
         metrics = http.get("/metrics").text
         assert f"autotune_engine_requests_rejected_total {float(done.count(429))}" in metrics

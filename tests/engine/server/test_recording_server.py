@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import until
 
+from autotune.replay.client import Client
+from autotune.replay.handshake import learn
+from autotune.replay.wire import Endpoint
 from engine.clock import RealClock
 from engine.recording import TrafficRecorder
 from engine.server.run import ServerOptions
@@ -40,8 +45,7 @@ def test_a_recording_of_served_requests_is_a_trace_without_their_text(
         runner.before = lambda _plan: go_on.wait(30) if len(runner.plans) > middle else None
         with client.stream("POST", "/v1/completions", json={**ask, "max_tokens": 900, "stream": True}) as answer:
             next(line for line in answer.iter_lines() if line.startswith("data: {"))
-        while ",abort," not in path.read_text():  # the client hung up in the middle, and it is noticed within a step
-            assert not go_on.wait(0.001)
+        until(lambda: ",abort," in path.read_text(), "the client's hang-up to be noticed, within a step")
         go_on.set()
         assert client.post("/v1/completions", json=ask).status_code == 200
     server.stop()
@@ -59,6 +63,29 @@ def test_a_recording_of_served_requests_is_a_trace_without_their_text(
         assert word not in content
     finishes = [line.split(",")[3] for line in content.splitlines()[1:]]
     assert sorted(finishes) == ["abort", "length", "length", "length", "length"]
+
+
+def test_what_a_replay_asks_before_it_begins_is_not_recorded(serve: Callable[..., Any], tmp_path: Path) -> None:
+    """A recorded load that is replayed against a recording engine gives the same load again."""
+    path = tmp_path / "own.csv"
+    recorder = TrafficRecorder(path, RealClock())
+    server = serve(server=ServerOptions(grace_s=0, recorder=recorder))
+
+    async def ask() -> bool:
+        client = Client(Endpoint.parse(server.url), RealClock())
+        try:
+            return (await learn(client, model=None)).exact_tokens
+        finally:
+            client.close()
+
+    assert asyncio.run(ask())
+    assert server.engine.stats.counters.requests_completed == 1, "it did send a request"
+    body = {"prompt": "hello", "max_tokens": 2, "ignore_eos": True}
+    assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
+    server.stop()
+    recorder.close()
+    (only,) = load_trace(path).requests
+    assert (only.prompt_tokens, only.output_tokens) == (5, 2)
 
 
 def test_a_place_that_cannot_be_recorded_to_is_refused_before_the_model_is_read(

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from engine.control_client import ControlClient
-from engine.errors import EngineError
+from engine.errors import EXIT_CONFIGURATION, EngineError
 from engine.serve import EngineOptions, bind_tcp, main, options_from, parser
 from engine.sizes import format_size, parse_size
+from engine.tunables import TUNABLES
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,14 @@ def test_command_line_becomes_options(tmp_path: Path) -> None:
         EngineOptions(model=tmp_path, tunables={"kv_format": "int3"}).initial_values()
 
 
-def fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    assert main(arguments) == 1
+def test_help_says_what_a_knob_may_be_set_to() -> None:
+    text = parser().format_help()
+    for tunable in TUNABLES.values():
+        assert f"{tunable.name}={'|'.join(map(str, tunable.values))}" in text
+
+
+def fails(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int = 1) -> str:
+    assert main(arguments) == code
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     return lines[0]
@@ -84,9 +91,26 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
     [
         (["--host", "no.such.host.invalid"], "cannot listen"),
         (["--port", "99999"], "cannot listen"),
+        (["--control", "/tmp/" + "x" * 120], "shorter"),
+        (["--host-pool-bytes", "1"], " bytes with --host-pool-bytes"),
+        (["--kv-pool-bytes", "1"], " bytes with --kv-pool-bytes"),
+    ],
+)
+def test_one_line_for_what_cannot_be_done_here(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    common = ["--model", str(tiny), "--port", "0", "--control", str(tmp_path / "c.sock")]
+    assert hint in fails(capsys, [*common, *arguments])
+    assert not (tmp_path / "c.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
         (["--set", "block_size=48"], "16, 32, 64, 128, 256"),
         (["--set", "page=1"], "unknown tunable"),
-        (["--control", "/tmp/" + "x" * 120], "shorter"),
+        (["--set", "block_size"], "KNOB=VALUE"),
+        (["--quality-table", "/no/such/table"], "cannot be read"),
         (["--model", "no/such/folder"], "does not exist"),
         (["--threads", "0"], "--threads"),
         (["--threads", "100000"], "1024"),
@@ -103,8 +127,9 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
 def test_one_line_for_what_is_wrong(
     capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, arguments: list[str], hint: str
 ) -> None:
+    """A code of its own, by which a supervisor knows that starting again cannot help."""
     common = ["--model", str(tiny), "--port", "0", "--control", str(tmp_path / "c.sock")]
-    assert hint in fails(capsys, [*common, *arguments])
+    assert hint in fails(capsys, [*common, *arguments], EXIT_CONFIGURATION)
     assert not (tmp_path / "c.sock").exists()
 
 

@@ -1,0 +1,70 @@
+"""Engine and daemon as one command: both under one parent until a signal, or until one of them cannot go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from autotune.demo.stack import VERBS
+from autotune.supervisor import ChildSpec, Supervisor, SupervisorError
+from autotune.waiting import waiting
+from engine.clock import Clock
+from engine.control_client import ControlClient, EngineUnreachable
+
+READY_S = 600.0  # large weights on a slow disk
+INTERRUPTED = 130
+
+
+def run_together(
+    engine_arguments: Sequence[str], daemon_arguments: Sequence[str], control: Path, clock: Clock, console: Console
+) -> int:
+    """Run ``autotune engine`` and ``autotune daemon`` with these arguments; main thread only. Returns the exit code.
+
+    What they print is shown on ``console``, so a SupervisorError of theirs needs no last words.
+    """
+
+    def show(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    children = Supervisor(
+        [
+            ChildSpec("engine", (*VERBS, "engine", *engine_arguments), ready=lambda: answers(control), output=show),
+            ChildSpec("daemon", (*VERBS, "daemon", *daemon_arguments), output=show),
+        ],
+        clock,
+        report=show,
+    )
+    signals: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        signals.append(number)
+        children.request_stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        with waiting(console, "starting engine and daemon (the first start of an engine compiles kernels)"):
+            children.start()
+            children.wait_ready(READY_S)
+        children.wait()
+    except SupervisorError:
+        if not signals:
+            raise
+    finally:
+        children.stop()
+    # A service manager's SIGTERM is the normal end of a service.
+    return 0 if signals and signals[0] == signal.SIGTERM else INTERRUPTED
+
+
+def answers(control: Path) -> bool:
+    """Whether an engine answers on its control socket."""
+    try:
+        with ControlClient(control, timeout_s=1.0) as client:
+            client.tunables()
+    except EngineUnreachable:
+        return False
+    return True
