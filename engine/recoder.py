@@ -9,7 +9,7 @@ floor), the largest aligned size that it does fill is taken, or for a lone 16 na
 A block that its holders keep only in parts is *split* first, however young: into blocks of one tile, those that nobody
 keeps and no cached prefix names left out, which gives their memory back. Blocks of a sequence under eviction merge only
 where they fill a whole span of the current size. A dropped chunk never comes back, so what was split is not merged and
-split again.
+split again. What pins hold was admitted under a cap, so no conversion makes it more: see ``_grows_pins``.
 
 How: out of place. Sources stay readable until ``finish`` swaps the unit under all its holders and in the prefix cache.
 Slabs that are cheapest to empty come first, then longest waiting. When no slab is free for a target, or none for
@@ -165,24 +165,28 @@ class Recoder:
         """Sources of the unit that a block would convert in, and the class of its targets; None if it cannot now."""
         target = self._goal(block)
         if block.size >= target.block_size:
-            return None if block.block_class == target else ([block], target)
+            is_done = block.block_class == target or self._grows_pins([block], target)
+            return None if is_done else ([block], target)
         size = target.block_size
         is_evicted = any(self.sequences[holder].is_evicted for holder in block.holders)
         while size > block.size:
             merges = not is_evicted or size in (target.block_size, target.format.tile_tokens)
             for sources in self._spans(block, size) if merges else ():
-                if self._fits_together(sources, target):
-                    return sources, BlockClass(target.kv_format, size)
+                merged = BlockClass(target.kv_format, size)
+                if self._fits_together(sources, target) and not self._grows_pins(sources, merged):
+                    return sources, merged
             if size == target.block_size and not self._is_span_past(block, size):
                 return None  # it may still fill up
             size //= 2
         if block.block_class.kv_format == target.kv_format or block.size < target.format.tile_tokens:
             return None
-        return [block], BlockClass(target.kv_format, block.size)
+        alone = BlockClass(target.kv_format, block.size)
+        return None if self._grows_pins([block], alone) else ([block], alone)
 
     def _is_span_past(self, block: Block, size: int) -> bool:
+        """Whether no holder will come to fill the span. Pins never grow."""
         limit = (block.first // size + 1) * size + self.recent_tokens
-        return all(self.sequences[holder].committed >= limit for holder in block.holders)
+        return all(holder < 0 or self.sequences[holder].committed >= limit for holder in block.holders)
 
     def _spans(self, block: Block, size: int) -> list[list[Block]]:
         """Runs of blocks around ``block`` that exactly fill an aligned span, as holders or the prefix cache see it."""
@@ -222,6 +226,22 @@ class Recoder:
             and self._is_old(block)
             for block in sources
         )
+
+    def _grows_pins(self, sources: Sequence[Block], target: BlockClass) -> bool:
+        """Whether pins would hold more bytes than now: larger blocks where a prefix ends between the sources, or as
+        many smaller ones, each rounded up to 256 bytes.
+        """
+        pins = {holder for holder in sources[0].holders if holder < 0}
+        if not pins:
+            return False  # nor of later sources: holders are nested
+        held = kept = 0
+        for source in sources:
+            tables = [self.sequences[pin].tables[self.group] for pin in pins & source.holders.keys()]
+            held += self.pool.arena.block_bytes(source.block_class) if tables else 0
+            kept |= kept_chunks(source, tables)
+        firsts = range(sources[0].first, sources[-1].end, target.block_size)
+        needed = sum(bool(chunk_mask(first, first + target.block_size) & kept) for first in firsts)
+        return needed * self.pool.arena.block_bytes(target) > held
 
     @staticmethod
     def _is_nested(sources: Sequence[Block]) -> bool:
@@ -413,7 +433,7 @@ class Recoder:
         if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
             return False
         covered = sum(chunk_mask(target.first, target.end) for target in unit.targets)
-        if self._needed(unit.sources) & ~covered:
+        if self._needed(unit.sources) & ~covered or self._grows_pins(unit.sources, unit.targets[0].block_class):
             return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(
