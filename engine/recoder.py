@@ -33,7 +33,7 @@ from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import chunk_mask
 from engine.compaction import is_cramped, slab_to_empty
-from engine.formats import FORMATS, BlockClass, class_for, lossiness_of
+from engine.formats import CHUNK_TOKENS, FORMATS, BlockClass, lossiness_of
 from engine.partial_blocks import kept_chunks, named_chunks, wants_split
 from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
@@ -41,6 +41,7 @@ from engine.recode_unit import RecodeUnit
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
 _HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
+_PARTS = 4  # native blocks that make one quantised block, where it is that large
 _RETRY_AFTER = 16  # blocks given back, unless a whole slab is
 
 
@@ -94,6 +95,16 @@ class Recoder:
         """Tokens of a tile of the format that a sequence's blocks are converted to."""
         return _BY_LOSSINESS[min(self._lossiness, sequence.max_lossiness)].tile_tokens
 
+    def write_size(self, max_lossiness: int | None = None) -> int:
+        """Size of the native blocks that new tokens of a sequence with this floor (None: without one) go to.
+
+        A quarter of a block where they will be quantised, so that what is old of a block that is not full need not wait
+        for the rest.
+        """
+        lossiness = self._lossiness if max_lossiness is None else min(self._lossiness, max_lossiness)
+        size = self.settings.block_size
+        return max(CHUNK_TOKENS, size // _PARTS) if lossiness else size
+
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
         return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
@@ -115,16 +126,22 @@ class Recoder:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
         if block.is_pinned or block.tier != DEVICE:
             return
-        due = self.target_class(block) != block.block_class and self._is_old(block)
+        target = self.target_class(block)
+        due = target != block.block_class and self._is_old(block) and not self._waits(block, target)
         if block.is_sealed and (due or self.wants_split(block)):
             self.pool.mark_stale(block)
             self._stalled_at = None
         else:
             self.pool.unmark_stale(block)
 
+    def _waits(self, block: Block, target: BlockClass) -> bool:
+        """Whether nothing is left to do but to merge it, and its span may still fill up. The last of those merges all."""
+        is_part = block.size < target.block_size and block.block_class.kv_format == target.kv_format
+        return is_part and not self._is_span_past(block, target.block_size)
+
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""
-        span = class_for(_BY_LOSSINESS[self._lossiness].name, self.settings.block_size).block_size
+        span = max(self.write_size(), _BY_LOSSINESS[self._lossiness].tile_tokens)
         limit = (sequence.committed - self.recent_tokens) // span * span
         frontier = sequence.frontier[self.group]
         if limit <= frontier:
@@ -175,8 +192,11 @@ class Recoder:
                 merged = BlockClass(target.kv_format, size)
                 if self._fits_together(sources, target) and not self._grows_pins(sources, merged):
                     return sources, merged
-            if size == target.block_size and not self._is_span_past(block, size):
-                return None  # it may still fill up
+            if size == target.block_size and not self._is_span_past(block, size):  # it may still fill up
+                if self._waits(block, target) or target.block_size == target.format.tile_tokens:
+                    return None
+                size = max(block.size, target.format.tile_tokens)
+                continue  # what is old is quantised, no more
             size //= 2
         if block.block_class.kv_format == target.kv_format or block.size < target.format.tile_tokens:
             return None
@@ -257,7 +277,7 @@ class Recoder:
             version, free_slabs = self._stalled_at
             if self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs:
                 return False
-        return bool(self.pool.stale) or is_cramped(self.pool, self.settings.block_size)
+        return bool(self.pool.stale) or is_cramped(self.pool, self.write_size())
 
     def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
         """Units to convert in this step, up to a budget in tokens (None: all), at least one if there is room.
@@ -270,7 +290,7 @@ class Recoder:
         units, blocked = self._plan_units(budget_tokens, favoured)
         if not units and blocked and favoured is not None:
             units, blocked = self._plan_units(budget_tokens, None)
-        if not units and (blocked or is_cramped(self.pool, self.settings.block_size)):
+        if not units and (blocked or is_cramped(self.pool, self.write_size())):
             units = self._compact(budget_tokens, in_step=in_step)
         if not units:
             self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
