@@ -211,21 +211,26 @@ class CacheManager(OffloadFace, TablesFace):
 
     def room_tokens(self) -> int:
         """Native tokens that can be allocated now above the watermark, idle cached blocks given up."""
-        room = min(pool.available_tokens(self._settings.block_size) for pool in self._pools)
+        room = min(
+            pool.available_tokens(recoder.write_size())
+            for pool, recoder in zip(self._pools, self._recoders, strict=True)
+        )
         return room - int(self.watermark * self.max_sequence_tokens())
 
     def missing_tokens(self, request: Request) -> int:
-        """Known tokens of a request that have no slot yet, rounded up to whole blocks of the current size; and native
-        tokens that would fit where what it has on the host will go.
+        """Known tokens of a request that have no slot yet, rounded up to whole blocks; and native tokens that would fit
+        where what it has on the host will go.
         """
         sequence = self._by_request.get(request.request_id)
         missing = request.num_tokens - (sequence.capacity if sequence is not None else 0)
+        floor = lossiness_of(request.cache.kv_format_floor)
+        block_size = max(recoder.write_size(floor) for recoder in self._recoders)
         on_host = 0
         if self._tier is not None and sequence is not None and not sequence.streams:
             for group, table in enumerate(sequence.tables):
                 num_bytes = self._tier.bytes_to_load(group, table.blocks)
                 on_host = max(on_host, ceil(num_bytes / token_bytes(self.groups[group].shape)))
-        return max(0, -(-missing // self._settings.block_size)) * self._settings.block_size + on_host
+        return max(0, -(-missing // block_size)) * block_size + on_host
 
     @property
     def room_version(self) -> int:
@@ -312,8 +317,9 @@ class CacheManager(OffloadFace, TablesFace):
         start = [table.capacity for table in sequence.tables] if sequence is not None else [0] * len(self.groups)
         sizes: list[list[int]] = []
         keep_slabs = 0 if use_reserve else RESERVE_SLABS
-        for pool, capacity in zip(self._pools, start, strict=True):
-            planned = pool.plan_blocks(capacity, end, self._settings.block_size, keep_slabs=keep_slabs)
+        floor = lossiness_of(request.cache.kv_format_floor)
+        for pool, recoder, capacity in zip(self._pools, self._recoders, start, strict=True):
+            planned = pool.plan_blocks(capacity, end, recoder.write_size(floor), keep_slabs=keep_slabs)
             if planned is None:
                 return False
             sizes.append(planned)

@@ -103,7 +103,7 @@ class OffloadFace(RecodesFace, ABC):
         missing = []
         for group, pool in enumerate(self._pools):
             needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            lack = needed - pool.available_tokens(self._settings.block_size)
+            lack = needed - pool.available_tokens(self._recoders[group].write_size())
             tokens = max(lack, _STREAM_SLACK_TOKENS) if lack > 0 else 0
             missing.append(int(tokens * token_bytes(self.groups[group].shape)))
         return any(missing) and any(
@@ -147,7 +147,7 @@ class OffloadFace(RecodesFace, ABC):
         comes = False
         for group, pool in enumerate(self._pools):
             needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            room = pool.available_tokens(self._settings.block_size)
+            room = pool.available_tokens(self._recoders[group].write_size())
             if room >= needed:
                 continue
             coming = self._tier.coming_bytes(group) / token_bytes(self.groups[group].shape)

@@ -9,7 +9,7 @@ floor), the largest aligned size that it does fill is taken, or for a lone 16 na
 A block that its holders keep only in parts is *split* first, however young: into blocks of one tile, those that nobody
 keeps and no cached prefix names left out, which gives their memory back. Blocks of a sequence under eviction merge only
 where they fill a whole span of the current size. A dropped chunk never comes back, so what was split is not merged and
-split again.
+split again. What pins hold was admitted under a cap, so no conversion makes it more: see ``_grows_pins``.
 
 How: out of place. Sources stay readable until ``finish`` swaps the unit under all its holders and in the prefix cache.
 Slabs that are cheapest to empty come first, then longest waiting. When no slab is free for a target, or none for
@@ -33,7 +33,7 @@ from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import chunk_mask
 from engine.compaction import is_cramped, slab_to_empty
-from engine.formats import FORMATS, BlockClass, class_for, lossiness_of
+from engine.formats import CHUNK_TOKENS, FORMATS, BlockClass, lossiness_of
 from engine.partial_blocks import kept_chunks, named_chunks, wants_split
 from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
@@ -41,6 +41,7 @@ from engine.recode_unit import RecodeUnit
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
 _HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
+_PARTS = 4  # native blocks that make one quantised block, where it is that large
 _RETRY_AFTER = 16  # blocks given back, unless a whole slab is
 
 
@@ -94,6 +95,16 @@ class Recoder:
         """Tokens of a tile of the format that a sequence's blocks are converted to."""
         return _BY_LOSSINESS[min(self._lossiness, sequence.max_lossiness)].tile_tokens
 
+    def write_size(self, max_lossiness: int | None = None) -> int:
+        """Size of the native blocks that new tokens of a sequence with this floor (None: without one) go to.
+
+        A quarter of a block where they will be quantised, so that what is old of a block that is not full need not wait
+        for the rest.
+        """
+        lossiness = self._lossiness if max_lossiness is None else min(self._lossiness, max_lossiness)
+        size = self.settings.block_size
+        return max(CHUNK_TOKENS, size // _PARTS) if lossiness else size
+
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
         return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
@@ -115,16 +126,22 @@ class Recoder:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
         if block.is_pinned or block.tier != DEVICE:
             return
-        due = self.target_class(block) != block.block_class and self._is_old(block)
+        target = self.target_class(block)
+        due = target != block.block_class and self._is_old(block) and not self._waits(block, target)
         if block.is_sealed and (due or self.wants_split(block)):
             self.pool.mark_stale(block)
             self._stalled_at = None
         else:
             self.pool.unmark_stale(block)
 
+    def _waits(self, block: Block, target: BlockClass) -> bool:
+        """Whether nothing is left to do but to merge it, and its span may still fill up. The last of those merges all."""
+        is_part = block.size < target.block_size and block.block_class.kv_format == target.kv_format
+        return is_part and not self._is_span_past(block, target.block_size)
+
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""
-        span = class_for(_BY_LOSSINESS[self._lossiness].name, self.settings.block_size).block_size
+        span = max(self.write_size(), _BY_LOSSINESS[self._lossiness].tile_tokens)
         limit = (sequence.committed - self.recent_tokens) // span * span
         frontier = sequence.frontier[self.group]
         if limit <= frontier:
@@ -165,24 +182,31 @@ class Recoder:
         """Sources of the unit that a block would convert in, and the class of its targets; None if it cannot now."""
         target = self._goal(block)
         if block.size >= target.block_size:
-            return None if block.block_class == target else ([block], target)
+            is_done = block.block_class == target or self._grows_pins([block], target)
+            return None if is_done else ([block], target)
         size = target.block_size
         is_evicted = any(self.sequences[holder].is_evicted for holder in block.holders)
         while size > block.size:
             merges = not is_evicted or size in (target.block_size, target.format.tile_tokens)
             for sources in self._spans(block, size) if merges else ():
-                if self._fits_together(sources, target):
-                    return sources, BlockClass(target.kv_format, size)
-            if size == target.block_size and not self._is_span_past(block, size):
-                return None  # it may still fill up
+                merged = BlockClass(target.kv_format, size)
+                if self._fits_together(sources, target) and not self._grows_pins(sources, merged):
+                    return sources, merged
+            if size == target.block_size and not self._is_span_past(block, size):  # it may still fill up
+                if self._waits(block, target) or target.block_size == target.format.tile_tokens:
+                    return None
+                size = max(block.size, target.format.tile_tokens)
+                continue  # what is old is quantised, no more
             size //= 2
         if block.block_class.kv_format == target.kv_format or block.size < target.format.tile_tokens:
             return None
-        return [block], BlockClass(target.kv_format, block.size)
+        alone = BlockClass(target.kv_format, block.size)
+        return None if self._grows_pins([block], alone) else ([block], alone)
 
     def _is_span_past(self, block: Block, size: int) -> bool:
+        """Whether no holder will come to fill the span. Pins never grow."""
         limit = (block.first // size + 1) * size + self.recent_tokens
-        return all(self.sequences[holder].committed >= limit for holder in block.holders)
+        return all(holder < 0 or self.sequences[holder].committed >= limit for holder in block.holders)
 
     def _spans(self, block: Block, size: int) -> list[list[Block]]:
         """Runs of blocks around ``block`` that exactly fill an aligned span, as holders or the prefix cache see it."""
@@ -223,6 +247,22 @@ class Recoder:
             for block in sources
         )
 
+    def _grows_pins(self, sources: Sequence[Block], target: BlockClass) -> bool:
+        """Whether pins would hold more bytes than now: larger blocks where a prefix ends between the sources, or as
+        many smaller ones, each rounded up to 256 bytes.
+        """
+        pins = {holder for holder in sources[0].holders if holder < 0}
+        if not pins:
+            return False  # nor of later sources: holders are nested
+        held = kept = 0
+        for source in sources:
+            tables = [self.sequences[pin].tables[self.group] for pin in pins & source.holders.keys()]
+            held += self.pool.arena.block_bytes(source.block_class) if tables else 0
+            kept |= kept_chunks(source, tables)
+        firsts = range(sources[0].first, sources[-1].end, target.block_size)
+        needed = sum(bool(chunk_mask(first, first + target.block_size) & kept) for first in firsts)
+        return needed * self.pool.arena.block_bytes(target) > held
+
     @staticmethod
     def _is_nested(sources: Sequence[Block]) -> bool:
         """Whoever holds a later source holds the earlier ones too, so that it gets no tokens that it has dropped."""
@@ -237,7 +277,7 @@ class Recoder:
             version, free_slabs = self._stalled_at
             if self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs:
                 return False
-        return bool(self.pool.stale) or is_cramped(self.pool, self.settings.block_size)
+        return bool(self.pool.stale) or is_cramped(self.pool, self.write_size())
 
     def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
         """Units to convert in this step, up to a budget in tokens (None: all), at least one if there is room.
@@ -250,7 +290,7 @@ class Recoder:
         units, blocked = self._plan_units(budget_tokens, favoured)
         if not units and blocked and favoured is not None:
             units, blocked = self._plan_units(budget_tokens, None)
-        if not units and (blocked or is_cramped(self.pool, self.settings.block_size)):
+        if not units and (blocked or is_cramped(self.pool, self.write_size())):
             units = self._compact(budget_tokens, in_step=in_step)
         if not units:
             self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
@@ -413,7 +453,7 @@ class Recoder:
         if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
             return False
         covered = sum(chunk_mask(target.first, target.end) for target in unit.targets)
-        if self._needed(unit.sources) & ~covered:
+        if self._needed(unit.sources) & ~covered or self._grows_pins(unit.sources, unit.targets[0].block_class):
             return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(

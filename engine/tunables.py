@@ -65,7 +65,8 @@ _DECLARATIONS = (
         "tokens",
         CostClass.BACKGROUND,
         "Tokens per KV block. Large blocks make tables and copies cheap, small ones waste less in half-empty tails. "
-        "Blocks of 16 tokens are native only: quantised ones then use 32.",
+        "Blocks of 16 tokens are native only: quantised ones then use 32. Where tokens will be quantised, new ones are "
+        "written in quarters of a block, at least 16.",
     ),
     Tunable(
         "eviction",

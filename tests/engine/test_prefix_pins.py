@@ -193,6 +193,62 @@ def test_pinned_blocks_are_recoded_like_others_and_a_floor_holds() -> None:
     assert world.cache.pins.num_bytes() < 2 * SLAB_BYTES
 
 
+def test_a_merge_that_takes_in_what_follows_a_pinned_prefix_does_not_outgrow_the_cap() -> None:
+    """A pin of 112 tokens with room for 256 beyond the cap of others: 7 blocks of 16 would become one of 256."""
+    world = World(num_slabs=8, recent_tokens=0, recode_tokens=10_000)
+    pins = world.cache.pins
+    use(world, ids(1, 304), prefix_ttl_s=1000.0)
+    use(world, ids(2, 112), prefix_ttl_s=1000.0)
+    assert (len(pins), pins.num_bytes()) == (2, 26 * 512)  # of 32
+    request = world.add(ids(2, 112) + ids(3, 400), max_tokens=30)
+    world.step()
+    world.apply(block_size=256)
+    for _ in range(20):
+        world.step()
+        world.check()
+        assert pins.num_bytes() <= pins.max_bytes
+    assert request.num_cached_tokens == 112
+    assert [size for _, size in world.sizes(request)][:6] == [64, 32, 16, 16, 128, 256]
+    pins.unpin()
+    world.step()
+    world.step()
+    assert [size for _, size in world.sizes(request)][:2] == [256, 256]
+
+
+def test_a_pin_made_while_its_blocks_are_converted_does_not_grow_either() -> None:
+    world = World(num_slabs=8, recent_tokens=0)
+    long = world.add(ids(1, 300), max_tokens=40)
+    world.step()
+    world.apply(block_size=256)
+    batches = world.cache.plan_recodes(10_000)
+    assert batches
+    match = world.cache._prefix.match(ids(1, 48), "", 0)
+    assert world.cache.pins.pin("other", match, 100.0, 3)
+    for batch in batches:
+        world.arenas[batch.group].recode(batch)
+    world.cache.finish_recodes(batches)
+    world.check()
+    assert world.cache.pins.num_bytes() == 3 * 512
+    world.run(check=True)
+    assert len(long.output_ids) == 40
+
+
+def test_a_split_into_blocks_that_are_rounded_up_does_not_outgrow_the_cap() -> None:
+    world = World(num_slabs=6, values={"kv_format": "int4", "block_size": 256}, sync=True, recent_tokens=0)
+    pins = world.cache.pins
+    for seed in (1, 2):
+        use(world, ids(seed, 256), max_tokens=20, prefix_ttl_s=1000.0)
+    assert (len(pins), pins.num_bytes()) == (2, 2 * 3328)  # in blocks of 32: 2 x 8 x 512
+    pins.max_bytes = pins.num_bytes()
+    world.apply(block_size=32)
+    use(world, ids(3, 50))
+    assert pins.num_bytes() == 2 * 3328
+    pins.unpin()
+    use(world, ids(3, 50))
+    assert hit(world, ids(1, 256)) == 256
+    assert ("int4", 256) not in world.cache._pools[0].class_counts
+
+
 def test_a_pin_follows_to_better_blocks() -> None:
     """After int4 went back to native, somebody computes the prefix natively: that is what stays pinned."""
     world = World(num_slabs=10, values={"kv_format": "int4"}, sync=True)

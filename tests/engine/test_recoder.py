@@ -56,6 +56,35 @@ def test_every_switch_converges_to_the_target_class(kv_format: str, block_size: 
     assert not world.cache.has_recode_work()
 
 
+@pytest.mark.parametrize(("block_size", "part"), [(16, 16), (32, 16), (64, 16), (128, 32), (256, 64)])
+def test_what_is_old_of_a_block_that_is_not_full_is_quantised_and_later_merged(block_size: int, part: int) -> None:
+    """New tokens go to parts of a block, so at most a part and a tile more than the recent tokens stay native."""
+    world = World(num_slabs=16, sync=True, recent_tokens=64, values={"kv_format": "int4", "block_size": block_size})
+    request = world.add(ids(1, 300), max_tokens=230)
+    tile, size = max(32, part), max(32, block_size)
+    while world.scheduler.has_work:
+        world.step()
+        world.check()
+        if len(request.output_ids) < 3 or not world.cache.holds(request):
+            continue
+        sizes, computed = world.sizes(request), request.num_computed_tokens
+        native = [size for kind, size in sizes if kind == "native"]
+        assert set(native) == {part}
+        assert sum(native) <= 64 + tile + part
+        assert sizes.count(("int4", size)) >= (computed - 1 - 64) // size  # as of the step before
+        assert {kind for kind in sizes if kind[0] == "int4"} <= {("int4", size), ("int4", tile)}
+    assert world.cache.converged_fraction() == 1.0
+
+
+def test_sequences_that_stay_native_write_whole_blocks() -> None:
+    world = World(num_slabs=16, lossiest=("native", None), windows=(None, None), values={"block_size": 256})
+    world.apply(kv_format="int4")
+    free, floored = world.add(ids(1, 300)), world.add(ids(2, 300), kv_format_floor="native")
+    world.step()
+    assert {size for _, size in world.sizes(free, 0)} == {size for _, size in world.sizes(floored, 1)} == {256}
+    assert ("native", 64) in world.sizes(free, 1)
+
+
 def test_formats_only_get_lossier_and_what_is_held_below_is_told() -> None:
     world = World(num_slabs=16, values={"kv_format": "int4", "block_size": 64})
     request = world.add(ids(1, 600), max_tokens=200)
@@ -97,7 +126,7 @@ def test_shared_blocks_are_converted_once_under_all_holders_and_the_cache() -> N
     assert [request.num_cached_tokens for request in requests] == [0, 256, 256, 256]
     world.apply(kv_format="int8", block_size=64)
     tokens = settle(world)
-    assert tokens == 256  # 256..320, their own, is not old enough yet
+    assert tokens == 256 + 4 * 32  # of 256..320, their own, half is old: one tile each
     tables = [world.table(request)[:4] for request in requests]
     assert tables[0] == tables[1] == tables[2] == tables[3]
     assert {entry[0] for entry in tables[0]} == {"int8"}

@@ -276,6 +276,51 @@ class World:
             if check:
                 self.check()
 
+    # -- going back -----------------------------------------------------------------------------------------------
+
+    def save(self) -> dict[str, Any]:
+        """All that decides how it goes on: books, bytes, copies under way, chance and time."""
+        return {
+            "scheduler": self.scheduler.snapshot(),
+            "bytes": [arena.data.copy() for arena in (*self.arenas, *self.hosts)],
+            "pending": list(self.copier.pending),
+            "chance": (self.random.getstate(), self.copier.random.getstate()),
+            "time": self.clock.now_ns(),
+            "finished": len(self.finished),
+            "values": dict(self.values),
+        }
+
+    def go_back(self, saved: dict[str, Any]) -> None:
+        """To what was saved, which stays usable. Events and counters go on, requests are others of the same name."""
+        self.scheduler.restore(saved["scheduler"])
+        for arena, data in zip((*self.arenas, *self.hosts), saved["bytes"], strict=True):
+            arena.data[:] = data
+        self.copier.pending = list(saved["pending"])
+        self.random.setstate(saved["chance"][0])
+        self.copier.random.setstate(saved["chance"][1])
+        self.clock._now_ns = saved["time"]
+        del self.finished[saved["finished"] :]
+        self.values = dict(saved["values"])
+        self._hashes.clear()
+
+    def picture(self) -> dict[str, Any]:
+        """What can be seen from outside, for comparison."""
+        requests = [*self.scheduler.running, *self.scheduler.waiting]
+        return {
+            "requests": [(request.status, request.request_id, list(request.all_ids)) for request in requests],
+            "tables": [
+                self.table(request, group)
+                for request in requests
+                if self.cache.holds(request)
+                for group in range(len(self.arenas))
+            ],
+            "finished": [(request.request_id, list(request.output_ids)) for request in self.finished],
+            "pins": self.cache.pins.to_json(),
+            "usage": self.cache.usage(),
+            "resident": self.cache.resident(),
+            "converged": self.cache.converged_fraction(),
+        }
+
     # -- looking --------------------------------------------------------------------------------------------------
 
     def read_all(self, request: Request, group: int, computed: int) -> int:

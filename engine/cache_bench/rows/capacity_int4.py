@@ -8,8 +8,8 @@ of one token in native blocks over those of one in the int4 blocks that the run 
 table has the same per slab too, so with the ends of slabs that no whole block fits.
 
 The figures are those of block size 16, the default (quantised blocks then have 32 tokens); every other size is in the
-details. Large blocks keep up to a whole block more of every sequence native, which at 2,048 tokens costs more than
-its share.
+details. Where blocks are large, new tokens go to quarters of them, and up to one of those more stays native in every
+sequence.
 """
 
 from __future__ import annotations
