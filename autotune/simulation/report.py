@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from autotune.simulation.charts import Line, line_chart, stacked_chart
-from autotune.simulation.play import Played
 from envs.signals import FORMAT_NAMES, Targets
+from policies.play import Played
 
 _MB = 1e6
 _STYLE = (
