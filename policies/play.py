@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from engine.tunables import TunableValue
-from envs.ledger import TrueFigures
 from envs.simulated import SimulatedEngine
 from envs.spaces import NOTHING, Observation, encode_action
 from policies.base import Policy
 from policies.guard import Guard, GuardContext, native_fits
 from policies.tails import Tail
 
-FULL: Final = 0.95  # of the pool: from here on it counts as full
 MOST_ROWS: Final = 2000  # points of a plot; longer runs keep every n-th tick
 
 
@@ -56,8 +54,7 @@ class Move:
 class Played:
     """What came of it. Requests that are under way at the end are offered and nothing else.
 
-    ``full_s``: seconds with at least 95 % of the KV pool in use. ``decision_ns``: processor time of every decision,
-    guard included.
+    ``decision_ns``: processor time of every decision, guard included.
     """
 
     name: str
@@ -77,7 +74,6 @@ class Played:
     queried_tokens: int = 0
     recoded_tokens: int = 0
     pool_bytes: int = 0
-    full_s: float = 0.0
     decision_ns: list[int] = field(default_factory=list)
     ttft: Tail = field(default_factory=Tail)
     tbt: Tail = field(default_factory=Tail)
@@ -117,6 +113,14 @@ class Played:
         return {**plain, **derived, **tails, "moves": [asdict(move) for move in self.moves]}
 
 
+class Chooser(Protocol):
+    """Picks actions from more than a policy may see. The environment may be moved on, if it is restored."""
+
+    def choose(self, tick: int, info: dict[str, Any]) -> int:
+        """The action of a tick."""
+        ...
+
+
 def play(
     env: SimulatedEngine,
     who: Contender,
@@ -126,12 +130,13 @@ def play(
     seed: int,
     guard: Guard | None = None,
     progress: Callable[[float], None] | None = None,
-    each: Callable[[int, TrueFigures], bool] | None = None,
+    each: Callable[[int, dict[str, Any]], bool] | None = None,
+    chooser: Chooser | None = None,
 ) -> Played:
     """Run ``env`` (made with ``who.values`` and without warm-up) for a time. ``progress`` gets the seconds done.
 
-    ``guard``: the daemon's default if None. ``each`` gets every tick's number and true figures, and ends the run by
-    returning True.
+    ``guard``: the daemon's default if None. ``each`` gets every tick's number and ``info``, and ends the run by
+    returning True. ``chooser``: in place of a policy and its guard.
     """
     begin_s = time.perf_counter()
     result, guard = Played(who.name), guard or Guard(feasible=native_fits())
@@ -143,7 +148,9 @@ def play(
     tick = 0
     for tick in range(ticks):
         action, scenario = NOTHING, ""
-        if policy is not None:
+        if chooser is not None:
+            action = chooser.choose(tick, info)
+        elif policy is not None:
             observation: Observation = info["observation"]
             started_ns = time.thread_time_ns()
             decision, state = policy.decide(observation, state)
@@ -158,7 +165,7 @@ def play(
         _add(result, env, info, interval_s, keep_row=tick % keep == 0)
         if progress is not None:
             progress((tick + 1) * interval_s)
-        if each is not None and each(tick, env.last_figures):
+        if each is not None and each(tick, info):
             break
     counters = env.simulator.stats().counters
     result.preemptions, result.recoded_tokens = counters.preemptions, counters.recoded_tokens
@@ -175,7 +182,6 @@ def _add(result: Played, env: SimulatedEngine, info: dict[str, Any], interval_s:
         result.ttft.add(ttft_ns)
     result.tbt.add_all(figures.gaps)
     result.pool_bytes = gauges.kv_pool_bytes
-    result.full_s += interval_s * (gauges.kv_usage >= FULL)
     if not keep_row:
         return
     resident: dict[str, int] = {}
