@@ -77,11 +77,15 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
+def preset_text(name: str) -> str:
+    """The YAML of a preset."""
+    return (resources.files("policies") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def load_rules(name_or_path: str | Path) -> RuleSet:
     """A preset by its name, or a file by its path. Raises RuleError, also when it cannot be read."""
     if str(name_or_path) in presets():
-        entry = resources.files("policies") / "presets" / f"{name_or_path}.yaml"
-        return parse_rules(entry.read_text(encoding="utf-8"))
+        return parse_rules(preset_text(str(name_or_path)))
     path = Path(name_or_path)
     try:
         text = path.read_text(encoding="utf-8")

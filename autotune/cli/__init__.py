@@ -28,6 +28,7 @@ _VERBS: Final = (
     "record_proxy",
     "profile",
     "simulate",
+    "evaluate",
 )
 
 app = typer.Typer(

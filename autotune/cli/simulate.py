@@ -13,8 +13,8 @@ from autotune.cli._shared import CliError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.simulation.play import Played
     from envs.workload.trace import Trace
+    from policies.play import Played
 
 _DEFAULT_S = 600.0
 _DRAIN_S = 30.0
@@ -49,23 +49,24 @@ def simulate(
     """
     from rich.console import Console  # noqa: PLC0415  # heavy imports, and not for --help
 
-    from autotune.simulation.play import contender, play  # noqa: PLC0415
     from autotune.simulation.report import Setting, write_html  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.sizes import parse_size  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.signals import Targets  # noqa: PLC0415
     from envs.simulated import DEFAULT_PROFILE, SimulatedEngine  # noqa: PLC0415
+    from policies.named import World, contender  # noqa: PLC0415
+    from policies.play import play  # noqa: PLC0415
 
     console = Console(stderr=str(json_out) == "-", highlight=False)
     try:
-        contenders = [contender(text) for text in (policy, *(compare or []))]
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         targets = Targets(ttft_target, tbt_target)
         _check_positive(
             {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
         )
         found = read_profile(profile or DEFAULT_PROFILE)
+        contenders = [contender(text, World(found, targets)) for text in (policy, *(compare or []))]
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         results: list[Played] = []
         with _progress(console) as bar:

@@ -9,11 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from autotune.simulation.charts import Line, line_chart, stacked_chart
-from autotune.simulation.play import Played
 from envs.signals import FORMAT_NAMES, Targets
+from policies.play import Played
 
 _MB = 1e6
-_STYLE = (
+STYLE = (
     "body{font:15px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;margin:1em 0}"
     "td,th{padding:.25em .7em;text-align:right;border-bottom:1px solid #ddd}"
@@ -87,7 +87,7 @@ def html(results: Sequence[Played], setting: Setting) -> str:
     for played in results:
         body += _section(played, setting)
     title = escape(setting.workload)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(body)}</body></html>\n"
 
 

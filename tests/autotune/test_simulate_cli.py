@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.cli._shared import CliError
-from autotune.simulation.play import contender, play
-from autotune.simulation.tails import Tail
 from envs.profile import read_profile
 from envs.simulated import SimulatedEngine
 from envs.workload.trace import TraceRequest, from_requests
+from policies.named import contender
+from policies.play import play
+from policies.tails import Tail
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,

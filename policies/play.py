@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final, Protocol
 
-from autotune.simulation.tails import Tail
-from engine.tunables import TunableValue, parse_change
+from engine.tunables import TunableValue
 from envs.simulated import SimulatedEngine
 from envs.spaces import NOTHING, Observation, encode_action
 from policies.base import Policy
 from policies.guard import Guard, GuardContext, native_fits
-from policies.rules import RuleError, load_rules
-from policies.threshold import ThresholdPolicy
+from policies.tails import Tail
 
-MOST_ROWS = 2000  # points of a plot; longer runs keep every n-th tick
+MOST_ROWS: Final = 2000  # points of a plot; longer runs keep every n-th tick
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy by name: rules, or none at all and fixed ``values`` from the start."""
+    """A policy by name, or none at all; ``values``: knobs in force from the start. See :mod:`policies.named`."""
 
     name: str
     policy: Policy | None = None
@@ -54,7 +52,10 @@ class Move:
 
 @dataclass
 class Played:
-    """What came of it. Requests that are under way at the end are offered and nothing else."""
+    """What came of it. Requests that are under way at the end are offered and nothing else.
+
+    ``decision_ns``: processor time of every decision, guard included.
+    """
 
     name: str
     duration_s: float = 0.0
@@ -73,6 +74,7 @@ class Played:
     queried_tokens: int = 0
     recoded_tokens: int = 0
     pool_bytes: int = 0
+    decision_ns: list[int] = field(default_factory=list)
     ttft: Tail = field(default_factory=Tail)
     tbt: Tail = field(default_factory=Tail)
     moves: list[Move] = field(default_factory=list)
@@ -96,7 +98,7 @@ class Played:
 
     def to_json(self) -> dict[str, Any]:
         """Figures without the time axis; seconds, tokens, shares."""
-        left_out = {"ttft", "tbt", "moves", "rows"}
+        left_out = {"ttft", "tbt", "moves", "rows", "decision_ns"}
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         tails = {
             f"{name}_p{round(100 * q)}_s": tail.quantile_s(q)
@@ -111,23 +113,12 @@ class Played:
         return {**plain, **derived, **tails, "moves": [asdict(move) for move in self.moves]}
 
 
-def contender(text: str) -> Contender:
-    """``none``; ``static:KNOB=VALUE,...``; a preset's name or a rules file. Raises ValueError, one line."""
-    if text == "none":
-        return Contender("none")
-    kind, colon, rest = text.partition(":")
-    if kind == "static" and colon:
-        values = {}
-        for part in rest.split(","):
-            knob, equals, value = part.partition("=")
-            if not equals:
-                raise ValueError(f"{text!r}: write static:KNOB=VALUE,KNOB=VALUE")
-            values[knob.strip()] = parse_change(knob.strip(), value.strip())
-        return Contender(text, values=values)
-    try:
-        return Contender(text, ThresholdPolicy(load_rules(text)))
-    except RuleError as error:
-        raise ValueError("; ".join(error.problems)) from error
+class Chooser(Protocol):
+    """Picks actions from more than a policy may see. The environment may be moved on, if it is restored."""
+
+    def choose(self, tick: int, info: dict[str, Any]) -> int:
+        """The action of a tick."""
+        ...
 
 
 def play(
@@ -137,22 +128,34 @@ def play(
     duration_s: float,
     interval_s: float,
     seed: int,
+    guard: Guard | None = None,
     progress: Callable[[float], None] | None = None,
+    each: Callable[[int, dict[str, Any]], bool] | None = None,
+    chooser: Chooser | None = None,
 ) -> Played:
-    """Run ``env`` (made with ``who.values`` and without warm-up) for a time. ``progress`` gets the seconds done."""
+    """Run ``env`` (made with ``who.values`` and without warm-up) for a time. ``progress`` gets the seconds done.
+
+    ``guard``: the daemon's default if None. ``each`` gets every tick's number and ``info``, and ends the run by
+    returning True. ``chooser``: in place of a policy and its guard.
+    """
     begin_s = time.perf_counter()
-    result, guard = Played(who.name), Guard(feasible=native_fits())
+    result, guard = Played(who.name), guard or Guard(feasible=native_fits())
     guard_state, policy = guard.initial_state(), who.policy
     state = policy.initial_state() if policy is not None else {}
     _, info = env.reset(seed=seed)
     ticks = max(1, round(duration_s / interval_s))
     keep = -(-ticks // MOST_ROWS)
+    tick = 0
     for tick in range(ticks):
         action, scenario = NOTHING, ""
-        if policy is not None:
+        if chooser is not None:
+            action = chooser.choose(tick, info)
+        elif policy is not None:
             observation: Observation = info["observation"]
+            started_ns = time.thread_time_ns()
             decision, state = policy.decide(observation, state)
             verdict, guard_state = guard.check(decision.change, GuardContext(observation), guard_state)
+            result.decision_ns.append(time.thread_time_ns() - started_ns)
             if verdict.change is not None:
                 action, scenario = encode_action(verdict.change), decision.scenario
         _, reward, _, _, info = env.step(action)
@@ -162,10 +165,12 @@ def play(
         _add(result, env, info, interval_s, keep_row=tick % keep == 0)
         if progress is not None:
             progress((tick + 1) * interval_s)
+        if each is not None and each(tick, info):
+            break
     counters = env.simulator.stats().counters
     result.preemptions, result.recoded_tokens = counters.preemptions, counters.recoded_tokens
     result.cached_tokens, result.queried_tokens = counters.prefix_cache_hits, counters.prefix_cache_queries
-    result.duration_s, result.wall_s = ticks * interval_s, time.perf_counter() - begin_s
+    result.duration_s, result.wall_s = (tick + 1) * interval_s, time.perf_counter() - begin_s
     return result
 
 

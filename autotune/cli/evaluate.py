@@ -1,0 +1,179 @@
+"""``autotune evaluate``: policies against each other and against what never changes, on held-out workloads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from envs.profile import Profile
+    from policies.evaluation.experiment import Plan
+
+_WIDE = 200
+_REPORT, _RESULT = "report.html", "evaluation.json"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("evaluate", short_help="Judge policies on held-out workloads.")(evaluate)
+
+
+def evaluate(
+    policies: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Presets, rules files, predictor or learned:PATH.")
+    ] = "literature,default",
+    *,
+    workloads: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[@LOAD],...", help="Absent: held-out ones. LOAD: of what native serves; or xTIMES."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Of each workload; 10 for a verdict.")] = 10,
+    profile: Annotated[
+        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Results; an interrupted run goes on.")],
+    duration: Annotated[float, typer.Option(help="Simulated seconds of arrivals per seed.")] = 600.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths by this.")] = 1.0,
+    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    statics: Annotated[str, typer.Option(metavar="few|grid|NAME;...", help="Static settings to compare with.")] = "few",
+    random: Annotated[int, typer.Option(min=0, help="Settings that random search tries.")] = 0,
+    oracle_seeds: Annotated[int, typer.Option(min=0, help="Seeds on which the oracle plays (slow).")] = 0,
+    cost_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the cost at equal attainment; 0: leave it out.")] = 3,
+    attainment: Annotated[float, typer.Option(min=0.01, max=1, help="Level at which costs are compared.")] = 0.9,
+    price: Annotated[float, typer.Option(help="Of a device per hour.")] = 1.0,
+    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
+    ablation: Annotated[bool, typer.Option(help="Freeze each knob of the best policy in turn.")] = True,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+    json_line: Annotated[bool, typer.Option("--json-line", help="Print the headline as JSON, last.")] = False,
+) -> None:
+    """Play policies and static settings through the same simulated traffic, and say which is better by how much.
+
+    Targets are set beforehand: 5 times the first token and 2.5 times the gap of requests that have native storage to
+    themselves. DIR gets evaluation.json, report.html and every finished cell; the same command goes on where it
+    stopped.
+    """
+    from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
+
+    from autotune.simulation.evaluation_report import write_html  # noqa: PLC0415
+    from autotune.simulation.progress import StageBars  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.sizes import parse_size  # noqa: PLC0415
+    from envs.profile import read_profile  # noqa: PLC0415
+    from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
+    from policies.evaluation.calibration import calibrate  # noqa: PLC0415
+    from policies.evaluation.cells import Setup  # noqa: PLC0415
+    from policies.evaluation.document import document  # noqa: PLC0415
+    from policies.evaluation.executors import executor  # noqa: PLC0415
+    from policies.evaluation.experiment import run  # noqa: PLC0415
+    from policies.evaluation.figures import Terms  # noqa: PLC0415
+    from policies.evaluation.scenarios import Span  # noqa: PLC0415
+    from policies.evaluation.store import Store  # noqa: PLC0415
+
+    console = Console(stderr=True, highlight=False)
+    try:
+        found = read_profile(profile or DEFAULT_PROFILE)
+        pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
+        _check_positive(duration=duration, interval=interval, length_scale=length_scale, price=price)
+        plan = _plan(
+            found, pool_bytes, policies, workloads, statics, seeds=seeds, random=random, oracle_seeds=oracle_seeds,
+            cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
+        )  # fmt: skip
+        span = Span(duration, length_scale)
+        with StageBars(console) as progress:
+            progress.stage("targets and capacity", 1)
+            calibrations = calibrate(found, plan.scenarios, span, pool_bytes=pool_bytes)
+            progress.done()
+            setup = Setup(
+                found, calibrations, span, interval, pool_bytes=pool_bytes, quality_budget=plan.quality_budget
+            )
+            results = run(plan, Store(out, setup), executor(jobs or os.cpu_count() or 1), progress)
+        result = document(setup, plan, results, Terms(attainment, price))
+        _show(console if json_line else Console(highlight=False), result)
+        (out / _RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_html(result, out / _REPORT)
+    except EngineError as error:
+        raise CliError(str(error)) from error
+    except ValueError as error:
+        raise CliError(str(error), 2) from error
+    except OSError as error:
+        raise CliError(f"{error.filename or out}: {error.strerror}") from error
+    console.print(f"report: {out / _REPORT}", markup=False, soft_wrap=True)
+    if json_line:
+        typer.echo(json.dumps(result["headline"]))
+
+
+def _plan(
+    profile: Profile,
+    pool_bytes: int | None,
+    policies: str,
+    workloads: str | None,
+    statics: str,
+    *,
+    random: int,
+    **options: Any,
+) -> Plan:
+    from policies.evaluation.experiment import Plan  # noqa: PLC0415
+    from policies.evaluation.offered import Offered  # noqa: PLC0415
+    from policies.evaluation.scenarios import DEFAULT, Scenario  # noqa: PLC0415
+    from policies.evaluation.statics import few, grid, random_settings  # noqa: PLC0415
+    from policies.named import World, contender  # noqa: PLC0415
+
+    scenarios = tuple(Scenario.parse(text) for text in (_names(workloads) if workloads else DEFAULT))
+    names = tuple(_names(policies))
+    for name in names:
+        contender(name, World(profile))  # a mistake is said before anything runs
+    offered = Offered(profile, pool_bytes)
+    if statics in {"few", "grid"}:
+        settings = few(offered) if statics == "few" else grid(offered)
+    else:
+        settings = [contender(text).values for text in _names(statics, ";")]
+    return Plan(scenarios, names, tuple(settings), random=tuple(random_settings(random, 0, offered)), **options)
+
+
+def _names(text: str, separator: str = ",") -> list[str]:
+    """``a,b``; a static's own commas stay with it."""
+    names: list[str] = []
+    for part in text.split(separator):
+        if names and names[-1].startswith("static:") and "=" in part and ":" not in part:
+            names[-1] += f",{part.strip()}"
+        elif part.strip():
+            names.append(part.strip())
+    return list(dict.fromkeys(names))
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be > 0, got {value:g}")
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    from autotune.simulation.evaluation_report import cost_rows, overall_rows, workload_rows  # noqa: PLC0415
+
+    if not console.is_terminal:
+        console.width = _WIDE  # a file has no edge to wrap at
+    for note in result["notes"]:
+        console.print(note, markup=False, soft_wrap=True)
+    tables = [
+        ("interactive", overall_rows(result, "interactive")), ("batch", overall_rows(result, "batch")),
+        ("by workload", workload_rows(result)), *([("cost", cost_rows(result))] if result["costs"] else []),
+    ]  # fmt: skip
+    for title, (header, rows) in tables:
+        console.print(f"\n{title}", markup=False)
+        table = Table(box=None, pad_edge=False)
+        for number, name in enumerate(header):
+            table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(f"\n{result['verdict']}", markup=False, soft_wrap=True)

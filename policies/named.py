@@ -1,0 +1,69 @@
+"""Policies by name: what a person writes on a command line, made into something that can be played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.tunables import TunableValue, parse_change
+from envs.profile import Profile
+from envs.signals import Targets
+from policies.play import Contender
+from policies.rules import RuleError, load_rules, presets
+from policies.threshold import ThresholdPolicy
+
+
+@dataclass(frozen=True)
+class World:
+    """What a policy may be built for: the profile of the engine (None: unknown) and the targets."""
+
+    profile: Profile | None = None
+    targets: Targets = field(default_factory=Targets)
+
+
+def contender(text: str, world: World | None = None) -> Contender:
+    """A policy by its name. Raises ValueError, one line.
+
+    ``none``; ``static:KNOB=VALUE,...``; the name of a preset; a rules file.
+    """
+    kind, _, rest = text.partition(":")
+    if kind in KINDS:
+        return KINDS[kind](text, rest, world or World())
+    try:
+        return Contender(text, ThresholdPolicy(load_rules(text)))
+    except RuleError as error:
+        raise ValueError("; ".join(error.problems)) from error
+
+
+def known_names() -> str:
+    """For help and messages."""
+    return f"none, static:KNOB=VALUE,..., {', '.join(presets())} or a rules file"
+
+
+def static_name(values: Mapping[str, TunableValue]) -> str:
+    """The name of a static setting: ``none`` when nothing differs from the defaults."""
+    return f"static:{','.join(f'{knob}={value}' for knob, value in values.items())}" if values else "none"
+
+
+def _none(text: str, rest: str, _: World) -> Contender:
+    if rest:
+        raise ValueError(f"{text!r}: write none, without anything behind it")
+    return Contender("none")
+
+
+def _static(text: str, rest: str, _: World) -> Contender:
+    values = {}
+    for part in rest.split(","):
+        knob, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r}: write static:KNOB=VALUE,KNOB=VALUE")
+        values[knob.strip()] = parse_change(knob.strip(), value.strip())
+    return Contender(text, values=values)
+
+
+# One line per kind of policy; imports of heavy ones belong into their function.
+KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
+    "none": _none,
+    "static": _static,
+}
