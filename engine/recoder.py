@@ -135,7 +135,7 @@ class Recoder:
             self.pool.unmark_stale(block)
 
     def _waits(self, block: Block, target: BlockClass) -> bool:
-        """Whether nothing is left to do but to merge it, and its span may still fill up. The last of those merges all."""
+        """Whether nothing is left to do but to merge it, and its span may still fill up: its last part merges all."""
         is_part = block.size < target.block_size and block.block_class.kv_format == target.kv_format
         return is_part and not self._is_span_past(block, target.block_size)
 
