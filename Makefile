@@ -23,6 +23,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/kernels
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.engine ## kernel benchmark; the last line is JSON

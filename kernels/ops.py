@@ -17,20 +17,20 @@ import importlib.util
 import torch
 
 from kernels.backend import KernelBackend, select_backend
-from kernels.layout import (
-    CHUNK_TOKENS,
-    ENTRY_WIDTH,
-    FORMATS,
-    JOB_DST_FORMAT,
-    JOB_SRC2_OFFSET,
-    JOB_SRC_FORMAT,
-    JOB_WIDTH,
-    NATIVE,
-    KVShape,
-)
+from kernels.layout import ENTRY_WIDTH, JOB_WIDTH, KVShape
 from kernels.plan import DecodePlan
 from kernels.reference.tiles import native_dtype_of
 from kernels.table import TableView
+from kernels.validation import (
+    check_arena,
+    check_attention,
+    check_bytes,
+    check_copies,
+    check_index,
+    check_jobs,
+    check_mass,
+    check_table,
+)
 
 Backend = KernelBackend | str | None
 
@@ -57,14 +57,14 @@ def write_kv(
             two tokens may share a slot.
         backend: see the module.
     """
-    _check_arena(arena, shape, layer)
+    check_arena(arena, shape, layer)
     expected = (key.shape[0], shape.num_kv_heads, shape.head_dim)
     if key.shape != expected or value.shape != expected:
         raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} must be {expected}")
     if value.dtype != key.dtype:
         raise ValueError(f"key is {key.dtype}, value {value.dtype}")
     native_dtype_of(shape, key.dtype)
-    _check_index("slots", slots, (key.shape[0], 2), arena.device)
+    check_index("slots", slots, (key.shape[0], 2), arena.device)
     _chosen(backend, arena).write_kv(arena, shape, layer, key, value, slots)
 
 
@@ -83,7 +83,7 @@ def plan_decode(
     On a GPU this lists the batch's work on the device and allocates scratch; where ``table.max_position`` is None it
     waits for the device. ``heads``: query heads; ``mass``: whether a layer will ask for the share of attention.
     """
-    _check_table(table, table.entries.device)
+    check_table(table, table.entries.device)
     if heads < 1 or heads % shape.num_kv_heads:
         raise ValueError(f"{heads} query heads for {shape.num_kv_heads} KV heads")
     dtype = native_dtype_of(shape, native_dtype)
@@ -128,15 +128,15 @@ def decode_attention(
         plan: of :func:`plan_decode` for this table, or None: then the call makes its own.
         backend: see the module.
     """
-    _check_attention(query, arena, shape, layer, table, window, out)
+    check_attention(query, arena, shape, layer, table, window, out, has_plan=plan is not None)
+    chosen = _chosen(backend, arena)
+    if plan is not None:
+        plan.check(chosen, query, shape, table, window, mass=mass is not None)
     sequences = table.entries.shape[0]
     if query.shape[0] != sequences:
         raise ValueError(f"{query.shape[0]} queries for {sequences} sequences")
     if mass is not None:
-        _check_mass(mass, arena, shape, table, None)
-    chosen = _chosen(backend, arena)
-    if plan is not None:
-        plan.check(chosen, query, shape, table, window, mass=mass is not None)
+        check_mass(mass, arena, shape, table, None)
     chosen.decode_attention(
         query, arena, shape, layer, table,
         scale=scale, window=window, out=out, mass=mass, prepared=None if plan is None else plan.prepared,
@@ -176,11 +176,11 @@ def attention_mass(
             a query that sees nothing (its own token is not stored) adds nothing.
         backend: see the module.
     """
-    _check_attention(query, arena, shape, layer, table, window, query)
-    _check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
+    check_attention(query, arena, shape, layer, table, window, query)
+    check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
     if last < 1:
         raise ValueError(f"last must be at least 1, got {last}")
-    _check_mass(mass, arena, shape, table, query_starts)
+    check_mass(mass, arena, shape, table, query_starts)
     _chosen(backend, arena).attention_mass(
         query, arena, shape, layer, table, query_starts, scale=scale, window=window, last=last, mass=mass
     )
@@ -213,8 +213,8 @@ def prefill_attention(
         out: like ``query``, overwritten.
         backend: see the module.
     """
-    _check_attention(query, arena, shape, layer, table, window, out)
-    _check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
+    check_attention(query, arena, shape, layer, table, window, out)
+    check_index("query_starts", query_starts, (table.entries.shape[0] + 1,), arena.device)
     _chosen(backend, arena).prefill_attention(
         query, arena, shape, layer, table, query_starts, scale=scale, window=window, out=out
     )
@@ -244,11 +244,11 @@ def recode(
     Raises:
         ValueError: also for a job to a less lossy format, and for a native source without its second tile.
     """
-    _check_arena(arena, shape, 0)
+    check_arena(arena, shape, 0)
     native_dtype_of(shape, native_dtype)
-    _check_index("jobs", jobs, (jobs.shape[0], JOB_WIDTH), arena.device)
+    check_index("jobs", jobs, (jobs.shape[0], JOB_WIDTH), arena.device)
     if jobs.device.type == "cpu":
-        _check_jobs(jobs)
+        check_jobs(jobs)
     _chosen(backend, arena).recode(arena, shape, jobs, native_dtype=native_dtype)
 
 
@@ -266,9 +266,9 @@ def gather_kv(
 
     Native values come back exactly. ``entries``: int32 [>= num_entries, 4]; ``native_dtype``: see :func:`recode`.
     """
-    _check_arena(arena, shape, layer)
+    check_arena(arena, shape, layer)
     native_dtype_of(shape, native_dtype)
-    _check_index("entries", entries, (entries.shape[0], ENTRY_WIDTH), arena.device)
+    check_index("entries", entries, (entries.shape[0], ENTRY_WIDTH), arena.device)
     if not 0 <= num_entries <= entries.shape[0]:
         raise ValueError(f"{num_entries} entries asked for, {entries.shape[0]} given")
     return _chosen(backend, arena).gather_kv(arena, shape, layer, entries, num_entries, native_dtype=native_dtype)
@@ -290,18 +290,9 @@ def copy_bytes(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, *
     Raises:
         ValueError: also for rows (on the CPU) that are odd, leave a tensor or overlap in the target.
     """
-    for name, tensor in (("source", source), ("target", target)):
-        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous uint8 [bytes], got {tensor.dtype} {tuple(tensor.shape)}")
-        if tensor.storage_offset() % 2:
-            raise ValueError(f"{name} starts at an odd byte of its storage")
-    if rows.dtype != torch.int64 or rows.dim() != 2 or rows.shape[1] != 3:
-        raise ValueError(f"rows must be int64 [rows, 3], got {rows.dtype} {tuple(rows.shape)}")
-    devices = {tensor.device for tensor in (source, target, rows) if tensor.device.type != "cpu"}
-    if len(devices) > 1 or (rows.device.type != "cpu" and devices - {source.device, target.device}):
-        raise ValueError(f"source on {source.device}, target on {target.device} and rows on {rows.device}")
+    check_bytes(source, target, rows)
     if rows.device.type == "cpu":
-        _check_copies(source, target, rows)
+        check_copies(source, target, rows)
     _chosen(backend, target if target.device.type != "cpu" else source).copy_bytes(source, target, rows)
 
 
@@ -322,99 +313,3 @@ def _chosen(backend: Backend, arena: torch.Tensor) -> KernelBackend:
     if backend is None or isinstance(backend, str):
         return select_backend(arena.device, backend)
     return backend
-
-
-def _check_arena(arena: torch.Tensor, shape: KVShape, layer: int) -> None:
-    if arena.dtype != torch.uint8 or arena.dim() != 1 or not arena.is_contiguous():
-        raise ValueError(f"the arena must be contiguous uint8 [bytes], got {arena.dtype} {tuple(arena.shape)}")
-    if not 0 <= layer < shape.num_layers:
-        raise ValueError(f"layer {layer} of a group of {shape.num_layers}")
-
-
-def _check_attention(
-    query: torch.Tensor,
-    arena: torch.Tensor,
-    shape: KVShape,
-    layer: int,
-    table: TableView,
-    window: int,
-    out: torch.Tensor,
-) -> None:
-    _check_arena(arena, shape, layer)
-    if query.dim() != 3 or query.shape[2] != shape.head_dim or query.shape[1] % shape.num_kv_heads:
-        raise ValueError(
-            f"query must be [tokens, a multiple of {shape.num_kv_heads} heads, {shape.head_dim}],"
-            f" got {tuple(query.shape)}"
-        )
-    native_dtype_of(shape, query.dtype)
-    if out.shape != query.shape or out.dtype != query.dtype:
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, query {query.dtype} {tuple(query.shape)}")
-    if query.device != arena.device or out.device != arena.device:
-        raise ValueError(f"query on {query.device} and out on {out.device}, the arena on {arena.device}")
-    if window < 0:
-        raise ValueError(f"window must be 0 (none) or positive, got {window}")
-    _check_table(table, arena.device)
-
-
-def _check_table(table: TableView, device: torch.device) -> None:
-    if table.entries.dim() != 3:
-        raise ValueError(f"table entries must be [sequences, max_entries, {ENTRY_WIDTH}], got {table.entries.dim()}-d")
-    sequences, width, _ = table.entries.shape
-    _check_index("entries", table.entries, (sequences, width, ENTRY_WIDTH), device)
-    _check_index("num_entries", table.num_entries, (sequences,), device)
-    _check_index("query_first", table.query_first, (sequences,), device)
-
-
-def _check_mass(
-    mass: torch.Tensor, arena: torch.Tensor, shape: KVShape, table: TableView, query_starts: torch.Tensor | None
-) -> None:
-    expected = (table.entries.shape[0], shape.num_kv_heads)
-    if mass.dim() != 3 or mass.shape[:2] != expected or mass.dtype != torch.float32 or mass.device != arena.device:
-        raise ValueError(
-            f"mass must be float32 [{expected[0]}, {expected[1]}, chunks] on {arena.device},"
-            f" got {mass.dtype} {tuple(mass.shape)} on {mass.device}"
-        )
-    if arena.device.type == "cpu":
-        last = table.query_first if query_starts is None else table.query_first + query_starts.diff() - 1
-        # A padding sequence's position means nothing.
-        highest = int(torch.where(table.num_entries > 0, last, 0).max()) if last.numel() else -1
-    else:
-        highest = -1 if table.max_position is None else table.max_position
-    if highest >= mass.shape[2] * CHUNK_TOKENS:
-        raise ValueError(f"mass has {mass.shape[2]} chunks of {CHUNK_TOKENS}, a query is at position {highest}")
-
-
-def _check_index(name: str, tensor: torch.Tensor, expected: tuple[int, ...], device: torch.device) -> None:
-    if tensor.dtype != torch.int32 or tensor.shape != expected:
-        raise ValueError(f"{name} must be int32 {expected}, got {tensor.dtype} {tuple(tensor.shape)}")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}, the arena on {device}")
-
-
-def _check_copies(source: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> None:
-    if not rows.shape[0]:
-        return
-    starts, places, sizes = rows.unbind(1)
-    if int(rows.min()) < 0 or bool((rows & 1).any()):
-        raise ValueError("a copy has an odd or negative start or size")
-    for name, tensor, first in (("source", source, starts), ("target", target, places)):
-        # Not as first + size, which may overflow.
-        if bool((first > tensor.numel() - sizes).any()):
-            raise ValueError(f"a copy leaves the {name} of {tensor.numel()} bytes")
-    order = places.argsort()
-    order = order[sizes[order] > 0]
-    if bool((places[order] + sizes[order])[:-1].gt(places[order][1:]).any()):
-        raise ValueError("two copies write the same bytes of the target")
-
-
-def _check_jobs(jobs: torch.Tensor) -> None:
-    target, source = jobs[:, JOB_DST_FORMAT], jobs[:, JOB_SRC_FORMAT]
-    known = (target >= 0) & (target < len(FORMATS)) & (source >= 0) & (source < len(FORMATS))
-    if not known.all():
-        raise ValueError("a recode job names an unknown format code")
-    # The codes are in order of lossiness (asserted by a test), so that no table is needed here.
-    if (target < source).any():
-        raise ValueError("a recode job goes to a less lossy format: lost precision does not come back")
-    merges = (source == NATIVE.code) & (target != NATIVE.code)
-    if (merges & (jobs[:, JOB_SRC2_OFFSET] < 0)).any():
-        raise ValueError("a recode job from native to a quantised format needs two native tiles")

@@ -47,6 +47,8 @@ class DecodePlan:
             raise ValueError("the plan was made by another backend")
         if self.table is not table:
             raise ValueError("the plan was made for another table")
+        if table.entries.device != query.device:
+            raise ValueError(f"the plan's table is on {table.entries.device}, query on {query.device}")
         made, asked = (self.shape, self.heads, self.dtype, self.window), (shape, query.shape[1], query.dtype, window)
         for name, mine, theirs in zip(("shape", "heads", "dtype", "window"), made, asked, strict=True):
             if mine != theirs:

@@ -141,12 +141,12 @@ def test_block_size_changes_no_bit(kernel_cases: Any, dtype: torch.dtype, kv_for
     query = torch.randn((9, 4, 64), generator=torch.Generator().manual_seed(2)).to(dtype)
 
     def decode(arena: torch.Tensor, shape: KVShape, table: TableView) -> torch.Tensor:
-        mass = kernel_cases.poisoned((3, 2, 19), torch.float32)
+        mass: torch.Tensor = kernel_cases.poisoned((3, 2, 19), torch.float32)
         ops.decode_attention(query[:3], arena, shape, 0, table, scale=0.125, out=torch.empty_like(query[:3]), mass=mass)
         return mass
 
     def prompt(arena: torch.Tensor, shape: KVShape, table: TableView) -> torch.Tensor:
-        mass = kernel_cases.poisoned((3, 2, 19), torch.float32)
+        mass: torch.Tensor = kernel_cases.poisoned((3, 2, 19), torch.float32)
         before = TableView(table.entries, table.num_entries, table.query_first - 2)
         starts = torch.tensor([0, 3, 6, 9], dtype=torch.int32)
         ops.attention_mass(query, arena, shape, 0, before, starts, scale=0.125, last=2, mass=mass)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_torch_and_the_kernels_compute_the_same(dtype: torch.dtype, monkeypatch:
 
 def test_calls_take_turns() -> None:
     order: list[str] = []
-    seconds = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, 4)
+    seconds = interleaved({name: partial(order.append, name) for name in "abc"}, 4)
     assert set(seconds) == set("abc")
     rounds = [order[start : start + 3] for start in range(0, len(order), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)

@@ -75,7 +75,7 @@ def test_decode_refuses_a_plan_for_something_else(
     planned: dict[str, Any], called: dict[str, Any], message: str
 ) -> None:
     table = _table()
-    arguments = {"table": table, "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
+    arguments: dict[str, Any] = {"table": table, "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
     _decode(table=table, plan=ops.plan_decode(**arguments))
     plan = ops.plan_decode(**{**arguments, **planned})
     with pytest.raises(ValueError, match=message):
@@ -93,7 +93,7 @@ def test_decode_refuses_a_plan_for_something_else(
     ],
 )
 def test_plan_refuses(changed: dict[str, Any], message: str) -> None:
-    arguments = {"table": _table(), "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
+    arguments: dict[str, Any] = {"table": _table(), "shape": SHAPE, "heads": 4, "native_dtype": torch.float32}
     with pytest.raises(ValueError, match=message):
         ops.plan_decode(**{**arguments, **changed})
 

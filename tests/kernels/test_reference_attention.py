@@ -83,11 +83,11 @@ def test_gather_returns_what_was_stored(kernel_cases: Any, dtype: torch.dtype, h
             assert torch.equal(got[1], want[1])
             continue
         for which, bits in enumerate((piece.kv_format.bits_k, piece.kv_format.bits_v)):
-            groups = want[which].unflatten(0, (-1, 32))
+            groups = want[which].reshape(-1, 32, *want[which].shape[1:])
             dim = 1 if which == 0 else 3
             low, high = groups.amin(dim, keepdim=True), groups.amax(dim, keepdim=True)
             allowed = storage_tolerance(dtype, (high - low) / LEVELS[bits], groups.abs().amax(dim, keepdim=True))
-            assert ((got[which].unflatten(0, (-1, 32)) - groups).abs() <= allowed).all()
+            assert ((got[which].reshape(groups.shape) - groups).abs() <= allowed).all()
 
 
 def test_float64_is_used_when_asked(kernel_cases: Any) -> None:

@@ -24,7 +24,9 @@ if not INTERPRETED:
 
     @pytest.mark.timeout(900)
     def test_kernels_agree_with_references_under_the_interpreter() -> None:
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(Path(__file__).resolve())]
+        here = Path(__file__).resolve()
+        files = [str(here), str(here.with_name("test_triton_mutants.py"))]
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *files]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False
@@ -39,7 +41,7 @@ else:
     from kernels import ops, reference
     from kernels.layout import FORMATS, INT4, INT8, K8V4, NATIVE
     from kernels.table import TableView
-    from kernels.triton import cases, checks, decode_plan, decode_split
+    from kernels.triton import cases, checks, decode_plan
     from kernels.triton import copy_bytes as copying
     from kernels.triton.attention_mass import attention_mass
     from kernels.triton.cases import Geometry, Segment
@@ -181,7 +183,9 @@ else:
             checks.compare_mass(f"lengths {tokens}", mass, want_mass, BF16)
 
     def poison(scratch: DecodeScratch) -> None:
-        tensors = [getattr(part, field.name) for part in (scratch, scratch.mass) for field in fields(part)]
+        assert scratch.mass is not None
+        tensors = [getattr(scratch, field.name) for field in fields(scratch)]
+        tensors += [getattr(scratch.mass, field.name) for field in fields(scratch.mass)]
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 tensor.fill_(torch.nan if tensor.is_floating_point() else (1 << 31) - 1)
@@ -253,29 +257,6 @@ else:
             monkeypatch.setattr(copying, "_reachable", lambda _, answers=answers: next(answers))
             checks.check_copy(CPU, CPU, pinned=False, seed=seed)
             monkeypatch.undo()
-
-    def test_a_kernel_that_reads_past_valid_tokens_is_caught_by_the_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-        load_entry = decode_split.load_entry
-
-        def too_long(row: Any, index: Any, count: Any) -> Any:
-            offset, code, first, end = load_entry(row, index, count)
-            return offset, code, first, end + 1
-
-        monkeypatch.setattr(decode_split, "load_entry", too_long)
-        # The first block ends before its room does; what lies behind is NaN.
-        with pytest.raises(checks.MismatchError, match="error nan times"):
-            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
-
-    def test_a_kernel_with_a_wrong_formula_is_caught_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-        attend_window = decode_split.attend_window
-
-        def too_sharp(*arguments: Any) -> Any:
-            return attend_window(*arguments[:8], arguments[8] * 1.01, *arguments[9:])
-
-        checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
-        monkeypatch.setattr(decode_split, "attend_window", too_sharp)
-        with pytest.raises(checks.MismatchError, match="times the tolerance"):
-            checks.check_decode(Geometry(F32, 64), [SHORT], CPU, window=0, seed=1)
 
     def test_comparisons_can_fail() -> None:
         right = torch.zeros(3, dtype=torch.float64)
