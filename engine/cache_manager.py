@@ -177,7 +177,7 @@ class CacheManager(OffloadFace, TablesFace):
         )
         for group, pool in enumerate(self._pools):
             pool.released = partial(tier.released, group)
-            pool.demote = partial(tier.demote, group)
+            pool.demote = partial(tier.books.demote, group)
         tier.set_enabled(self._settings.host_offload)
         return tier
 

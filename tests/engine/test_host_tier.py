@@ -306,7 +306,7 @@ def test_a_link_that_is_too_slow_is_not_streamed_over() -> None:
     world.add(ids(1, 600), max_tokens=200)
     late = world.add(ids(2, 600), max_tokens=200)
     while world.scheduler.has_work:
-        assert not world.cache.host._streaming  # type: ignore[union-attr]
+        assert not len(world.cache.host.streams)  # type: ignore[union-attr]
         world.step()
         world.check()
     assert late.num_preemptions > 0

@@ -179,7 +179,7 @@ def test_streaming_everything_at_every_step_changes_no_bit(
 ) -> None:
     plain = record(engine_of(loaded, 40, 40, **values), move=False)
     engine = engine_of(loaded, 40, 40, **values)
-    monkeypatch.setattr(engine.cache.host, "_promotions", lambda: iter(()))
+    monkeypatch.setattr(engine.cache.host.streams, "promotions", lambda: iter(()))
     monkeypatch.setattr(engine.cache.host.cost, "stream_bytes", lambda: 1 << 30)
     streamed = record(engine, move=True, stream=True)
     assert engine.cache.counters.host_streamed_bytes > 0
