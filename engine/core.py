@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engine.admission import AdmissionError
 from engine.clock import Clock
 from engine.core_stats import CoreStats, Distributions, LiveRequest
 from engine.decode_run import DecodeRun, Pace
@@ -19,7 +20,7 @@ from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.readings import progress, read_gauges
 from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
-from engine.scheduler import AdmissionError, Scheduler
+from engine.scheduler import Scheduler
 from engine.stats import EngineStats, Gauges, Histogram
 from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState, Veto
 from engine.tunables import TunableValues

@@ -343,7 +343,7 @@ def test_idle_blocks_between_held_ones_do_not_keep_slabs_from_requests() -> None
         world.step()
         settle(world)
     for index, request in enumerate(requests):
-        if index % 4 and request.request_id in world.scheduler._requests:
+        if index % 4 and request.request_id in world.scheduler._queues.requests:
             world.scheduler.abort(request.request_id)
     world.cache.check_integrity()
     held = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.admission import AdmissionError
 from engine.core import RequestDelta
 from engine.core_thread import EngineThread
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import AdmissionError
 
 Build = Callable[..., Any]
 
