@@ -9,6 +9,7 @@ may stay, and are streamed (:mod:`engine.host_streams`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 from engine.arena import IntegrityError
@@ -64,6 +65,9 @@ class HostTier:
         self._blocked_at: int | None = None  # the host pools' version when the next leaving block found no room
         self._shadows_blocked_at: list[int | None] = [None] * len(pools)  # the same for shadows, by group
         self._planned_ns: int | None = None
+        for group, pool in enumerate(pools):
+            pool.released = partial(self.released, group)
+            pool.demote = partial(books.demote, group)
 
     # -- leaving --------------------------------------------------------------------------------------------------
 
