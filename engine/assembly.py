@@ -16,7 +16,8 @@ import torch
 from engine.bandwidth import measure_bandwidth, measure_link
 from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.errors import EngineError
 from engine.events import NullSink

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from engine.admission import AdmissionError
 from engine.cache_manager import CacheManager
-from engine.core import CoreOptions, EngineCore, Runner
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import EventSink, NullSink
 from engine.memory_model import GroupSpec
 from engine.request import FinishReason
+from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.stats import Counters, EngineStats, Gauges
 from engine.tunable_state import Patch, PatchOutcome

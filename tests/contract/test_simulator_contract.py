@@ -12,7 +12,8 @@ import pytest
 from engine.admission import AdmissionError
 from engine.cache_manager import CacheManager
 from engine.clock import RealClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import Event, ListSink
 from engine.loader import LoadedModel, load_model

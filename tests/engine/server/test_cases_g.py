@@ -236,7 +236,7 @@ def check_nothing_is_left(server: Any) -> tuple[float, int]:
     assert page["autotune_engine_num_requests_running"] == page["autotune_engine_num_requests_waiting"] == 0
     scheduler, cache = engine.scheduler, engine.cache
     for left in (
-        engine.core._live,
+        engine.core._live.by_id,
         scheduler._queues.requests,
         scheduler._queues.lost,
         cache._sequences,

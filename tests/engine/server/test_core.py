@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine.admission import AdmissionError
-from engine.core import RequestDelta
 from engine.plan import StepPlan
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
+from engine.request_delta import RequestDelta
 from engine.stats import EngineStats
 from engine.tunable_state import Patch
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.admission import AdmissionError
-from engine.core import RequestDelta
 from engine.core_thread import EngineThread
 from engine.request import FinishReason, Request, SamplingParams
+from engine.request_delta import RequestDelta
 
 Build = Callable[..., Any]
 
