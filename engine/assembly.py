@@ -38,7 +38,7 @@ from engine.warmup import warm_up
 from kernels import ops
 
 if TYPE_CHECKING:
-    from engine.serve import EngineOptions
+    from engine.options import EngineOptions
 
 # Without an explicit size the pool takes this share of what is free, on a CPU within reason.
 _CUDA_SHARE = 0.85
