@@ -196,12 +196,14 @@ class Scheduler:
 
         None of them can stop before it has all its tokens.
         """
-        if self._sync_recode:
+        if self._sync_recode or not self._planner.is_steady():
             return ()
-        running = self._planner.steady()
+        running = self._queues.running
         for request in running:
             params = request.params
-            if not request.output_ids or params.stop_token_ids or params.max_tokens < 1:
+            if request.num_uncomputed_tokens != 1 or not request.output_ids:
+                return ()
+            if params.stop_token_ids or params.max_tokens < 1:
                 return ()
             if self._eos and not params.ignore_eos:
                 return ()

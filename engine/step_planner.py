@@ -5,8 +5,6 @@ One step's token budget goes to decodes first, then to prefills that are under w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.admitter import Admitter
 from engine.cache_manager import CacheManager
 from engine.finisher import Finisher
@@ -97,14 +95,13 @@ class StepPlanner:
         else:
             self._finisher.fail(request)
 
-    def steady(self) -> Sequence[Request]:
-        """The running requests if the next step would give one token to each and decide nothing, else none."""
-        running = self._queues.running
-        if not running or len(running) > self.max_batched or self._finisher.failed or not self.is_settled:
-            return ()
-        if self._queues.loading or len(self._cache.pins):  # copies end and pins expire at times of their own
-            return ()
-        return running if all(request.num_uncomputed_tokens == 1 for request in running) else ()
+    def is_steady(self) -> bool:
+        """Whether the next step would give a token to every running request that needs one, and decide nothing."""
+        queues = self._queues
+        if not queues.running or len(queues.running) > self.max_batched or self._finisher.failed:
+            return False
+        # Copies end and pins expire at times of their own.
+        return self.is_settled and not queues.loading and not len(self._cache.pins)
 
     @property
     def is_settled(self) -> bool:
