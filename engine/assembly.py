@@ -16,7 +16,8 @@ import torch
 from engine.bandwidth import measure_bandwidth, measure_link
 from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.errors import EngineError
 from engine.events import NullSink
@@ -37,7 +38,7 @@ from engine.warmup import warm_up
 from kernels import ops
 
 if TYPE_CHECKING:
-    from engine.serve import EngineOptions
+    from engine.options import EngineOptions
 
 # Without an explicit size the pool takes this share of what is free, on a CPU within reason.
 _CUDA_SHARE = 0.85

@@ -75,8 +75,7 @@ class OffloadFace(RecodesFace, ABC):
         done = self._tier is not None and self._tier.begin_load(
             self._by_request[request.request_id], keep_slabs=0 if use_reserve else RESERVE_SLABS
         )
-        for group in range(len(self._pools)):
-            self._report_dropped(group)
+        self._dropped.tell_all()
         return done
 
     def begin_stream(self, request: Request, spare_tokens: int) -> bool:

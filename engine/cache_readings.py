@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import BlockPool
-from engine.cache_sequence import CacheSequence
+from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import chunk_mask, num_tokens
 from engine.formats import OFFSET_UNIT, BlockClass
 from engine.memory_model import GroupSpec, PoolLayout
 from engine.pool_block import DEVICE
+from engine.prefix_pins import PrefixPins
 from engine.stats import ResidentBytes
 
 
@@ -125,3 +126,28 @@ def read_converged(pools: Sequence[BlockPool]) -> float:
     """
     resident = sum(pool.resident_bytes for pool in pools)
     return 1.0 - sum(pool.stale_bytes for pool in pools) / resident if resident else 1.0
+
+
+class ReadingsFace:
+    """A part of :class:`engine.cache_manager.CacheManager`, whose books these are."""
+
+    groups: tuple[GroupSpec, ...]
+    layout: PoolLayout
+    pins: PrefixPins
+    _settings: CacheSettings
+    _by_request: dict[str, CacheSequence]
+    _pools: list[BlockPool]
+
+    def usage(self) -> CacheUsage:
+        """Gauges; O(classes + sequences + pinned blocks). Pins whose time is over end here, as in every step."""
+        self.pins.expire()
+        requests = self._by_request.values()
+        return read_usage(self._pools, self.layout, requests, self._settings.lossiness, self.pins.idle_bytes())
+
+    def resident(self) -> list[ResidentBytes]:
+        """Allocated bytes and tokens by class; see :func:`read_resident`."""
+        return read_resident(self.groups, self._pools)
+
+    def converged_fraction(self) -> float:
+        """Share of resident bytes that are in the class they should have, 1.0 when empty."""
+        return read_converged(self._pools)

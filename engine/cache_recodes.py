@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from engine.block_pool import BlockPool
 from engine.clock import Clock
-from engine.events import BlocksRecoded, EventSink, PrefixBlocksDropped, RecodesCancelled
+from engine.dropped_report import DroppedReport
+from engine.events import BlocksRecoded, EventSink, RecodesCancelled
 from engine.formats import BlockClass
 from engine.host_tier import HostTier
 from engine.plan import RecodeBatch
@@ -26,7 +27,7 @@ class RecodesFace:
     _pools: list[BlockPool]
     _recoders: list[Recoder]
     _in_flight: dict[int, list[RecodeUnit]]
-    _dropped_reported: list[int]
+    _dropped: DroppedReport
     _tier: HostTier | None
     _versions: Versions
 
@@ -47,7 +48,7 @@ class RecodesFace:
         for group, recoder in enumerate(self._recoders):
             budget = None if sync else budget_tokens
             units = recoder.plan(budget, in_step=in_step) if sync or budget_tokens > 0 else []
-            self._report_dropped(group)
+            self._dropped.tell(group)
             if units:
                 self._in_flight[group] = units
                 jobs = tuple(job for unit in units for job in unit.jobs())
@@ -95,9 +96,3 @@ class RecodesFace:
         if self._tier is not None:
             for block in blocks:
                 self._tier.released(group, block)
-
-    def _report_dropped(self, group: int) -> None:
-        dropped = self._pools[group].dropped_idle - self._dropped_reported[group]
-        if dropped:
-            self._dropped_reported[group] += dropped
-            self._events.emit(PrefixBlocksDropped(self._clock.now_ns(), group, dropped))

@@ -6,11 +6,14 @@ slots, and those of the chosen slab are given up: scattered among held ones they
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from engine.block_pool import BlockPool
+from engine.cache_sequence import CacheSequence
 from engine.formats import NATIVE, BlockClass
 from engine.pool_block import Block
+from engine.recode_unit import RecodeUnit
+from engine.unit_swaps import UnitSwaps
 
 
 def is_cramped(pool: BlockPool, block_size: int) -> bool:
@@ -43,3 +46,44 @@ def slab_to_empty(pool: BlockPool, is_movable: Callable[[Block], bool]) -> int |
         if 0 < held <= elsewhere and all(block in idle or is_movable(block) for block in pool.blocks_in(slab)):
             least, chosen = held * block_class.block_size, slab
     return chosen
+
+
+class Compactor:
+    """Plans the moves of one group. ``sequences`` (by serial) is shared with the manager."""
+
+    def __init__(self, group: int, pool: BlockPool, sequences: Mapping[int, CacheSequence], swaps: UnitSwaps) -> None:
+        self._group = group
+        self._pool = pool
+        self._sequences = sequences
+        self._swaps = swaps
+
+    def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
+        """Move blocks out of the slab that is cheapest to empty into slots of their class elsewhere."""
+        chosen = slab_to_empty(self._pool, lambda block: self.is_movable(block, in_step))
+        if chosen is None:
+            return []
+        self._pool.give_up_idle(chosen)
+        units: list[RecodeUnit] = []
+        left = budget_tokens
+        for block in list(self._pool.blocks_in(chosen)):
+            if left is not None and block.size > left and units:
+                break
+            unit = self._swaps.start([block], block.block_class, may_cut=False, avoid_slab=chosen)
+            if unit is None:
+                break
+            units.append(unit)
+            left = None if left is None else left - block.size
+        return units
+
+    def is_movable(self, block: Block, in_step: bool) -> bool:
+        """Nothing will be written to it, or is converted from it, before it has moved."""
+        if block.is_pinned:
+            return False
+        if block.is_sealed or not in_step:
+            return True
+        return not any(self._grows_under(block, self._sequences[holder]) for holder in block.holders)
+
+    def _grows_under(self, block: Block, sequence: CacheSequence) -> bool:
+        """Whether the sequence may still write into the block: it uses more of it than it has computed."""
+        table = sequence.tables[self._group]
+        return sequence.committed < table.stops[table.index_from(block.first)]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from engine.core import EngineCore, RequestDelta
+from engine.core import EngineCore
+from engine.request_delta import RequestDelta
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ class EngineThread:
                     self._hand_over(self._core.step())
                 elif self._core.has_background_work:
                     self._core.background()
-            self._core.broken = self._core.broken or "it is shutting down"
+            self._core.give_up("it is shutting down")
             self._hand_over(self._core.abort_all())
         except Exception as error:  # noqa: BLE001 - nobody may be left waiting for this thread
             _log.exception("the engine thread ended")
-            self._core.broken = self._core.broken or f"{type(error).__name__}: {error}"
+            self._core.give_up(error)
             self._hand_over(self._core.abort_all())
         finally:
             self._stopped.set()

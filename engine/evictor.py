@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.attention_mass import ObservedMass
+from engine.attention_mass import OBSERVED_PROMPT_TOKENS, ObservedMass
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import end_position, first_position, num_tokens, whole_tiles
@@ -46,6 +46,19 @@ class Evictor:
         self._clock = clock
         self._events = events
         self._counters = counters
+
+    def may_observe(self, request: Request, settings: CacheSettings) -> bool:
+        """Whether eviction goes by attention and could ever reach the request."""
+        most = len(request.prompt_ids) + request.params.max_tokens
+        return settings.observes and request.cache.allow_eviction and most > settings.keep_tokens + self._sinks
+
+    def observed_queries(self, request: Request, start: int, stop: int, settings: CacheSettings) -> int:
+        """Of how many of the last queries of positions ``start .. stop`` the attention is wanted: of those at the end
+        of the prompt and all after it, 0 unless the request ``may_observe``.
+        """
+        if not self.may_observe(request, settings):
+            return 0
+        return max(0, stop - max(start, len(request.prompt_ids) - OBSERVED_PROMPT_TOKENS))
 
     def observe(self, sequence: CacheSequence, mass: ObservedMass | None) -> bool:
         """Take what the executor saw of a sequence's attention; True when that now suffices to choose by."""

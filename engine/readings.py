@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from engine.cache_manager import CacheManager
+from engine.core_options import CoreOptions
+from engine.core_stats import CoreStats
 from engine.memory_model import token_bytes
 from engine.scheduler import Scheduler
 from engine.sizes import format_size
-from engine.stats import Gauges
-from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome
+from engine.stats import EngineStats, Gauges, Histogram
+from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome, TunableState
 from engine.tunables import TunableValue
 from kernels.layout import FORMAT_BY_NAME, FORMATS, NATIVE
 
@@ -45,6 +50,50 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
             for kv_format in FORMATS
         },
     )
+
+
+def read_stats(
+    options: CoreOptions, tunables: TunableState, recorded: CoreStats, gauges: Gauges, stamp_ns: int
+) -> EngineStats:
+    """A reading of an engine; a copy."""
+    return EngineStats(
+        instance=options.instance,
+        model=options.model,
+        stamp_ns=stamp_ns,
+        max_model_len=options.max_model_len,
+        max_num_seqs=int(tunables.effective["max_num_seqs"]),
+        revision=tunables.revision,
+        effective=dict(tunables.effective),
+        counters=replace(recorded.counters),
+        gauges=gauges,
+        **{
+            name: Histogram(list(histogram.counts), histogram.sum_s)
+            for name, histogram in (
+                ("ttft", recorded.ttft),
+                ("itl", recorded.itl),
+                ("e2e", recorded.e2e),
+                ("queue", recorded.queue),
+                ("prompt_lengths", recorded.prompt_lengths),
+                ("output_lengths", recorded.output_lengths),
+            )
+        },
+    )
+
+
+def tunables_json(instance: str, state: TunableState, gauges: Gauges) -> dict[str, Any]:
+    """The answer of ``GET /v1/tunables``."""
+    return {
+        "instance": instance,
+        "revision": state.revision,
+        "desired": dict(state.desired),
+        "effective": dict(state.effective),
+        "writers": {name: vars(record).copy() for name, record in state.writers.items()},
+        "progress": {
+            "resident": [vars(row).copy() for row in gauges.resident],
+            "converged_fraction": gauges.converged_fraction,
+            "held_below_format_bytes": gauges.held_below_format_bytes,
+        },
+    }
 
 
 def progress(name: str, desired: TunableValue, scheduler: Scheduler) -> KnobOutcome:

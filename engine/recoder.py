@@ -11,11 +11,11 @@ keeps and no cached prefix names left out, which gives their memory back. Blocks
 where they fill a whole span of the current size. A dropped chunk never comes back, so what was split is not merged and
 split again. What pins hold was admitted under a cap, so no conversion makes it more: see ``_grows_pins``.
 
-How: out of place. Sources stay readable until ``finish`` swaps the unit under all its holders and in the prefix cache.
-Slabs that are cheapest to empty come first, then longest waiting. When no slab is free for a target, or none for
-requests while slots lie scattered in other classes, the blocks of the least used slab are moved in with others of their
-class (*compaction*), which frees one. A block that still grows can be moved between steps, when nothing writes to it,
-but not inside one.
+How: out of place, and swapped under all holders when it is done (:mod:`engine.unit_swaps`). Slabs that are cheapest to
+empty come first, then longest waiting. When no slab is free for a target, or none for requests while slots lie
+scattered in other classes, the blocks of the least used slab are moved in with others of their class
+(:mod:`engine.compaction`), which frees one. A block that still grows can be moved between steps, when nothing writes to
+it, but not inside one.
 
 Idle cached blocks are converted like any others: they then hold more prefixes in the same bytes, and giving up the
 least recently used ones makes room for it.
@@ -24,20 +24,18 @@ least recently used ones makes room for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from itertools import pairwise
-from operator import or_
 
 from engine.block_pool import BlockPool
-from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import chunk_mask
-from engine.compaction import is_cramped, slab_to_empty
+from engine.compaction import Compactor, is_cramped
 from engine.formats import CHUNK_TOKENS, FORMATS, BlockClass, lossiness_of
-from engine.partial_blocks import kept_chunks, named_chunks, wants_split
+from engine.partial_blocks import kept_chunks, wants_split
 from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
 from engine.recode_unit import RecodeUnit
+from engine.unit_swaps import UnitSwaps
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
 _HOLDERS_TRIED = 4  # holders whose neighbours are looked at for a larger unit
@@ -68,6 +66,8 @@ class Recoder:
         self.settings = settings
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
+        self._swaps = UnitSwaps(group, pool, prefix, sequences)
+        self._compactor = Compactor(group, pool, sequences, self._swaps)
         self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
         self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
 
@@ -107,14 +107,7 @@ class Recoder:
 
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
-        return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
-
-    def _tables(self, block: Block) -> list[BlockTable]:
-        return [self.sequences[holder].tables[self.group] for holder in block.holders]
-
-    def _needed(self, sources: Sequence[Block]) -> int:
-        """The chunks of blocks that anybody keeps or a cached prefix names."""
-        return reduce(or_, (kept_chunks(source, self._tables(source)) | named_chunks(source) for source in sources))
+        return block.size > block.block_class.format.tile_tokens and wants_split(block, self._swaps.tables(block))
 
     def _goal(self, block: Block) -> BlockClass:
         """The class of what a block becomes next: split in its own format, or converted."""
@@ -291,7 +284,7 @@ class Recoder:
         if not units and blocked and favoured is not None:
             units, blocked = self._plan_units(budget_tokens, None)
         if not units and (blocked or is_cramped(self.pool, self.write_size())):
-            units = self._compact(budget_tokens, in_step=in_step)
+            units = self._compactor.plan(budget_tokens, in_step=in_step)
         if not units:
             self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
         return units
@@ -319,7 +312,7 @@ class Recoder:
                 num_tokens = sum(source.size for source in sources)
                 if left is not None and num_tokens > left and units:
                     return units, blocked
-                planned = self._start(sources, target, may_cut=favoured in (None, target))
+                planned = self._swaps.start(sources, target, may_cut=favoured in (None, target))
                 if planned is None:
                     blocked.add(target)
                     continue
@@ -349,71 +342,6 @@ class Recoder:
         stale = len(self.pool.stale[slab])
         return (self.pool.arena.slab_used(slab) - stale, stale, slab)
 
-    def _start(
-        self, sources: Sequence[Block], target: BlockClass, *, may_cut: bool, avoid_slab: int = -1
-    ) -> RecodeUnit | None:
-        """Reserve targets and pin the sources; None, with nothing changed, when there is no room.
-
-        ``may_cut``: a fresh slab may be cut for the targets, the last one too.
-        """
-        keep_slabs = 0 if may_cut else self.pool.arena.num_slabs
-        for source in sources:
-            source.in_recode = True
-            self.pool.settle(source)
-        targets: list[Block] = []
-        needed = self._needed(sources) if target.block_size < sources[-1].end - sources[0].first else -1
-        for first in range(sources[0].first, sources[-1].end, target.block_size):
-            if not chunk_mask(first, first + target.block_size) & needed:
-                continue  # dropped by all
-            block = self.pool.take(target, first, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
-            if block is None:
-                self._release(targets)
-                self._release(sources)
-                return None
-            block.in_recode = True
-            targets.append(block)
-        growing = {holder for source in sources if not source.is_sealed for holder in source.holders}
-        return RecodeUnit(tuple(sources), tuple(targets), tuple(map(self._mark, sorted(growing))))
-
-    def _mark(self, serial: int) -> tuple[int, int, int]:
-        return serial, self.sequences[serial].committed, self.sequences[serial].end
-
-    def _release(self, blocks: Sequence[Block]) -> None:
-        for block in blocks:
-            block.in_recode = False
-            self.pool.settle(block)
-
-    def _compact(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
-        """Move blocks out of the slab that is cheapest to empty into slots of their class elsewhere."""
-        chosen = slab_to_empty(self.pool, lambda block: self._is_movable(block, in_step))
-        if chosen is None:
-            return []
-        self.pool.give_up_idle(chosen)
-        units: list[RecodeUnit] = []
-        left = budget_tokens
-        for block in list(self.pool.blocks_in(chosen)):
-            if left is not None and block.size > left and units:
-                break
-            unit = self._start([block], block.block_class, may_cut=False, avoid_slab=chosen)
-            if unit is None:
-                break
-            units.append(unit)
-            left = None if left is None else left - block.size
-        return units
-
-    def _is_movable(self, block: Block, in_step: bool) -> bool:
-        """Nothing will be written to it, or is converted from it, before it has moved."""
-        if block.is_pinned:
-            return False
-        if block.is_sealed or not in_step:
-            return True
-        return not any(self._grows_under(block, self.sequences[holder]) for holder in block.holders)
-
-    def _grows_under(self, block: Block, sequence: CacheSequence) -> bool:
-        """Whether the sequence may still write into the block: it uses more of it than it has computed."""
-        table = sequence.tables[self.group]
-        return sequence.committed < table.stops[table.index_from(block.first)]
-
     # -- committing -----------------------------------------------------------------------------------------------
 
     def finish(self, unit: RecodeUnit, next_version: int) -> bool:
@@ -421,18 +349,7 @@ class Recoder:
         if not self._is_wanted(unit):
             self.cancel(unit)
             return False
-        for serial in list(unit.sources[0].holders):
-            self._swap_under(self.sequences[serial], unit, next_version)
-        stop = unit.sources[-1].first + unit.sources[-1].filled
-        for target in unit.targets:
-            self.pool.fill(target, max(0, min(target.size, stop - target.first)))
-            self.pool.adopt_age(target, unit.sources)
-        for source in unit.sources:
-            self.prefix.move(source, unit.targets, self.group)
-        if unit.is_move:
-            self.pool.hand_on_twin(unit.sources[0], unit.targets[0])
-        self._release(unit.targets)
-        self._release(unit.sources)
+        self._swaps.swap(unit, next_version)
         for target in unit.targets:
             if target.holders or target.nodes:
                 self.consider(target)
@@ -440,8 +357,7 @@ class Recoder:
 
     def cancel(self, unit: RecodeUnit) -> None:
         """Drop a unit's targets; sources stay as they are."""
-        self._release(unit.targets)
-        self._release(unit.sources)
+        self._swaps.release(unit)
         for source in unit.sources:
             if source.holders or source.nodes:
                 self.consider(source)
@@ -450,29 +366,13 @@ class Recoder:
         """Planned conversions are checked again: holders may have come, gone or dropped blocks, settings changed."""
         if not any(source.holders or source.nodes for source in unit.sources) or not self._is_nested(unit.sources):
             return False
-        if any(mark[0] in self.sequences and self._mark(mark[0]) != mark for mark in unit.marks):
+        if self._swaps.has_grown(unit):
             return False
         covered = sum(chunk_mask(target.first, target.end) for target in unit.targets)
-        if self._needed(unit.sources) & ~covered or self._grows_pins(unit.sources, unit.targets[0].block_class):
+        if self._swaps.needed(unit.sources) & ~covered or self._grows_pins(unit.sources, unit.targets[0].block_class):
             return False
         lossiness = unit.targets[0].block_class.lossiness
         return all(
             lossiness <= max(source.block_class.lossiness, self.target_class(source).lossiness)
             for source in unit.sources
         )
-
-    def _swap_under(self, sequence: CacheSequence, unit: RecodeUnit, version: int) -> None:
-        table = sequence.tables[self.group]
-        start = index = table.index_from(unit.sources[0].first)
-        for source in unit.sources:
-            if index == len(table.blocks) or table.blocks[index] is not source:
-                break
-            del source.holders[sequence.serial]
-            index += 1
-        stop = table.stops[index - 1]
-        kept = table.kept_in(unit.sources[0].first, stop)
-        targets = [target for target in unit.targets if chunk_mask(target.first, target.end) & kept]
-        table.replace(start, index, targets, [min(target.end, stop) for target in targets], version)
-        for target in targets:
-            target.holders[sequence.serial] = None
-        sequence.lossiest = max(sequence.lossiest, targets[0].block_class.lossiness)

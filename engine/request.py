@@ -90,5 +90,10 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens whose KV is not in the cache."""
+        return len(self.prompt_ids) + len(self.output_ids) - self.num_computed_tokens
+
+    @property
     def all_ids(self) -> list[int]:
         return self.prompt_ids + self.output_ids

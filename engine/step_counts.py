@@ -101,7 +101,7 @@ class Stored:
 class StepCounter:
     """Counts plans. Keeps what it knows of a request's tables while the request runs.
 
-    ``kv_bytes_read``/``kv_bytes_written``: of the last step counted, as :class:`engine.core.StepWork` has them.
+    ``kv_bytes_read``/``kv_bytes_written``: of the last step counted, as :class:`engine.runner.StepWork` has them.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], *, knee_tokens: int = 1) -> None:

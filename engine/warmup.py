@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from engine.cache_manager import CacheManager
 from engine.clock import Clock
-from engine.core import Runner
 from engine.events import NullSink
 from engine.memory_model import GroupSpec
 from engine.request import Request, SamplingParams
+from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.tunables import default_values
 from kernels.layout import FORMATS, NATIVE

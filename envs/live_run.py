@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from engine.admission import AdmissionError
 from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
-from engine.core import CoreOptions, EngineCore, RequestDelta
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.core_thread import EngineThread
 from engine.events import NullSink
-from engine.scheduler import AdmissionError, Scheduler
+from engine.request_delta import RequestDelta
+from engine.scheduler import Scheduler
 from engine.stats import Counters
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue, default_values

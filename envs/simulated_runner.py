@@ -68,7 +68,7 @@ class _Run:
 
 
 class SimulatedRunner:
-    """:class:`engine.core.Runner` and :class:`engine.decode_run.Pace` in one: both give the same times, to the
+    """:class:`engine.runner.Runner` and :class:`engine.decode_run.Pace` in one: both give the same times, to the
     nanosecond.
     """
 

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from engine.admission import AdmissionError
 from engine.cache_manager import CacheManager
-from engine.core import CoreOptions, EngineCore, Runner
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import EventSink, NullSink
 from engine.memory_model import GroupSpec
 from engine.request import FinishReason
-from engine.scheduler import AdmissionError, Scheduler
+from engine.runner import Runner
+from engine.scheduler import Scheduler
 from engine.stats import Counters, EngineStats, Gauges
 from engine.tunable_state import Patch, PatchOutcome
 from engine.tunables import TunableValue, default_values

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from engine.attention_mass import ObservedMass
 from engine.clock import Clock
-from engine.core import Runner, StepWork
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
+from engine.runner import Runner, StepWork
 from envs.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class RecordedStep:
     """One call of a runner. ``decision``: digest of everything that was decided for it. ``tokens``: what it sampled, in
     the order of the plan, and ``masses``: the attention that eviction asked for. Work as in
-    :class:`engine.core.StepWork`.
+    :class:`engine.runner.StepWork`.
     """
 
     decision: str

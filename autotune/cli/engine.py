@@ -23,19 +23,20 @@ def register(app: typer.Typer) -> None:
 def engine(context: typer.Context) -> None:
     """Serve a model over an OpenAI-compatible API (all options: autotune engine --help)."""
     from autotune.supervisor import die_with_parent  # noqa: PLC0415
-    from engine import serve  # noqa: PLC0415
+    from engine.arguments import options_from, parser  # noqa: PLC0415
     from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError  # noqa: PLC0415
+    from engine.serve import serve  # noqa: PLC0415
 
     def usage(message: str) -> NoReturn:
         raise CliError(f"{message} (see autotune engine --help)", 2)
 
     die_with_parent(os.environ)
-    parser = serve.parser("autotune engine")
-    parser.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
-    arguments = parser.parse_args(context.args)
+    reader = parser("autotune engine")
+    reader.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
+    arguments = reader.parse_args(context.args)
     logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        serve.serve(serve.options_from(arguments))
+        serve(options_from(arguments))
     except ConfigurationError as error:
         raise CliError(str(error), EXIT_CONFIGURATION) from error
     except EngineError as error:

@@ -11,7 +11,7 @@ import typer
 from autotune.cli._shared import CliError, ControlOption, given_path
 
 if TYPE_CHECKING:
-    from engine.serve import EngineOptions
+    from engine.options import EngineOptions
 
 _TITLE = "autotune run"
 
@@ -161,17 +161,18 @@ def _serve(engine: list[str], config: Path | None) -> int:
 
 
 def _engine_options(arguments: list[str]) -> EngineOptions:
-    from engine import serve  # noqa: PLC0415
+    from engine.arguments import options_from, parser  # noqa: PLC0415
     from engine.errors import EXIT_CONFIGURATION, ConfigurationError  # noqa: PLC0415
+    from engine.options import check  # noqa: PLC0415
 
     def usage(message: str) -> NoReturn:
         raise CliError(f"{message} (see {_TITLE} --help and autotune engine --help)", 2)
 
-    parser = serve.parser(_TITLE)
-    parser.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
+    reader = parser(_TITLE)
+    reader.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
     try:
-        options = serve.options_from(parser.parse_args(arguments))
-        serve.check(options)
+        options = options_from(reader.parse_args(arguments))
+        check(options)
     except ConfigurationError as error:
         raise CliError(str(error), EXIT_CONFIGURATION) from error
     return options

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from engine.cache_manager import CacheManager
 from engine.clock import Clock, RealClock
-from engine.core import CoreOptions, EngineCore, StepWork
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import NullSink
 from engine.loader import LoadedModel
@@ -18,6 +19,7 @@ from engine.model_runner import ModelRunner
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.profiling.scenarios import Scenario
 from engine.request import Request, SamplingParams
+from engine.runner import StepWork
 from engine.scheduler import Scheduler
 from engine.stats import Counters
 from engine.step_counts import StepCounter

@@ -18,11 +18,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.admission import AdmissionError
 from engine.clock import Clock
 from engine.metrics import CONTENT_TYPE, EngineMetrics
 from engine.recording import PROBE_HEADER, Exchange, TrafficRecorder
 from engine.request import FinishReason
-from engine.scheduler import AdmissionError
 from engine.server.bridge import AsyncEngine
 from engine.server.errors import ApiError, BadRequest, client_gone, from_admission, unavailable
 from engine.server.intake import Ask, Intake, ServedModel

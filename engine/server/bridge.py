@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.core import EngineCore, RequestDelta
+from engine.core import EngineCore
 from engine.core_stats import Distributions
 from engine.core_thread import EngineThread
 from engine.request import Request
+from engine.request_delta import RequestDelta
 from engine.stats import EngineStats
 
 _T = TypeVar("_T")

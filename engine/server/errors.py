@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from engine.scheduler import AdmissionError
+from engine.admission import AdmissionError
 
 # nginx's "client closed request"; nobody reads it, but logs and metrics do.
 CLIENT_CLOSED = 499

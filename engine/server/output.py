@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.core import RequestDelta
 from engine.detokenizer import Detokenizer
 from engine.plan import TokenLogprobs
 from engine.request import FinishReason
+from engine.request_delta import RequestDelta
 from engine.server.intake import Ask
 from engine.stop_strings import StopStrings
 

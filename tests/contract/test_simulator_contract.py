@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from engine.admission import AdmissionError
 from engine.cache_manager import CacheManager
 from engine.clock import RealClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import Event, ListSink
 from engine.loader import LoadedModel, load_model
 from engine.model_runner import ModelRunner
 from engine.models.random_model import write_random_model
 from engine.request import CachePolicy, SamplingParams
-from engine.scheduler import AdmissionError, Scheduler
+from engine.scheduler import Scheduler
 from engine.stats import Counters
 from engine.tunable_state import Patch
 from engine.tunables import TUNABLES, default_values

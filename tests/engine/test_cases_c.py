@@ -15,7 +15,8 @@ from cache_world import World, ids
 
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import NullSink
 from engine.tunable_state import Patch

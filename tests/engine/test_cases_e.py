@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.compaction import Compactor
 from engine.loader import LoadedModel, load_model
 from engine.memory_model import slab_bytes
 from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine
 from engine.plan import StepPlan
-from engine.recoder import Recoder
 from engine.request import CachePolicy, SamplingParams
 from kernels import ops
 from kernels.layout import OFFSET_UNIT
@@ -254,14 +254,14 @@ def test_compaction_and_new_block_sizes_in_the_middle_of_answers_change_no_token
         return [result.output_ids for result in world.results], compacted.pop() if compacted else 0
 
     compacted: list[int] = []
-    compact = Recoder._compact
+    compact = Compactor.plan
 
-    def spy(recoder: Recoder, *arguments: Any, **options: Any) -> Any:
-        units = compact(recoder, *arguments, **options)
+    def spy(compactor: Compactor, *arguments: Any, **options: Any) -> Any:
+        units = compact(compactor, *arguments, **options)
         compacted.append(len(units) + (compacted.pop() if compacted else 0))
         return units
 
-    monkeypatch.setattr(Recoder, "_compact", spy)
+    monkeypatch.setattr(Compactor, "plan", spy)
     plain, none = run(40, {})
     assert none == 0
     tight, moved = run(8, {20: 256, 40: 64, 60: 128, 70: 16})

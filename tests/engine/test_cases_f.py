@@ -13,10 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import World, ids
 
+from engine.admission import AdmissionError
 from engine.block_pool import BlockPool
 from engine.formats import OFFSET_UNIT
 from engine.request import RequestStatus
-from engine.scheduler import AdmissionError, _Step
+from engine.step_draft import StepDraft
 
 PROMPTS = [ids(seed, 500) for seed in range(3)]
 OPERATIONS = st.one_of(
@@ -127,10 +128,10 @@ def apply(world: World, operation: tuple[object, ...]) -> None:
         case "offload", int(pick):
             running = [request for request in scheduler.running if request.status is RequestStatus.RUNNING]
             if running:
-                scheduler._preempt(running[pick % len(running)], _Step(0))
+                scheduler._preemptor.preempt(running[pick % len(running)], StepDraft(0))
                 step(world)
         case ("restore",):
-            scheduler._admit_next(_Step(0))
+            scheduler._planner._admitter.admit_next(StepDraft(0))
         case "switch", offload:
             world.apply(host_offload=offload)
         case "recode", kv_format, size:

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import SLAB_BYTES, World, ids
 
+from engine.admission import AdmissionError
 from engine.request import FinishReason
-from engine.scheduler import AdmissionError
 from kernels.layout import BLOCK_SIZES
 
 
@@ -104,7 +104,7 @@ def rounds(requests: int) -> None:
         assert usage.used_bytes == usage.host_used_bytes == usage.kv_usage == 0
         assert usage.cached_bytes <= 4 * SLAB_BYTES
         assert usage.host_cached_bytes <= 6 * SLAB_BYTES
-        for left in (world.scheduler._requests, world.cache._sequences, world.cache._by_request):
+        for left in (world.scheduler._queues.requests, world.cache._sequences, world.cache._by_request):
             assert not left
     assert world.counters.swapped_in > 2
     assert world.counters.host_hit_tokens > 500

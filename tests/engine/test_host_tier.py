@@ -16,7 +16,7 @@ from cache_world import World, ids
 
 from engine.events import RequestParked
 from engine.request import FinishReason, Request, RequestStatus
-from engine.scheduler import _Step
+from engine.step_draft import StepDraft
 
 
 def tight(**options: object) -> World:
@@ -68,7 +68,7 @@ def test_idle_prefixes_move_to_the_host_and_are_hit_there() -> None:
 
 def preempt(world: World, request: Request) -> None:
     """As if an older request needed the room."""
-    world.scheduler._preempt(request, _Step(0))
+    world.scheduler._preemptor.preempt(request, StepDraft(0))
 
 
 def until(world: World, condition: Callable[[], bool]) -> None:
@@ -89,10 +89,10 @@ def test_a_tail_that_grew_after_it_came_back_is_copied_again() -> None:
         world.step()
         world.step()
         preempt(world, request)
-        world.scheduler._max_seqs = 0  # nobody comes back yet
+        world.scheduler._planner.max_seqs = 0  # nobody comes back yet
         world.settle()
         assert world.cache.usage().used_bytes == 0
-        world.scheduler._max_seqs = 1
+        world.scheduler._planner.max_seqs = 1
         until(world, lambda: request.status is RequestStatus.RUNNING)
     world.run(check=True)
     assert world.counters.swapped_in == 2
@@ -106,9 +106,9 @@ def test_nothing_is_written_to_a_block_that_is_being_copied() -> None:
     for _ in range(4):
         world.step()
     preempt(world, request)
-    world.scheduler._max_seqs = 0
+    world.scheduler._planner.max_seqs = 0
     world.step()  # the copies begin
-    world.scheduler._max_seqs = 1
+    world.scheduler._planner.max_seqs = 1
     waited = 0
     while request.status is not RequestStatus.RUNNING:
         waited += 1
@@ -162,7 +162,7 @@ def test_cancelling_a_request_that_is_not_on_the_device(status: RequestStatus) -
         until(world, lambda: request.status is RequestStatus.LOADING)
     else:
         world.step()
-        world.scheduler._stop_loading(request) if request in world.scheduler.loading else None
+        world.scheduler._preemptor.stop_loading(request) if request in world.scheduler.loading else None
     assert world.scheduler.abort(request.request_id) is request
     world.check()
     world.settle()
@@ -289,11 +289,11 @@ def test_a_parked_sequence_that_does_not_fit_whole_comes_back_with_old_blocks_on
     late = world.add(ids(2, 600), max_tokens=200)
     until(world, lambda: len(late.output_ids) > 5)
     preempt(world, late)
-    world.scheduler._max_seqs = 1
+    world.scheduler._planner.max_seqs = 1
     for _ in range(100):
         world.step()
     world.add(ids(3, 200), max_tokens=100)  # takes some of the room
-    world.scheduler._max_seqs = 64
+    world.scheduler._planner.max_seqs = 64
     until(world, lambda: late.status is RequestStatus.RUNNING)
     assert any(entry.on_host for entry in world.cache.entries(late, 0))
     world.run(check=True)
@@ -306,7 +306,7 @@ def test_a_link_that_is_too_slow_is_not_streamed_over() -> None:
     world.add(ids(1, 600), max_tokens=200)
     late = world.add(ids(2, 600), max_tokens=200)
     while world.scheduler.has_work:
-        assert not world.cache.host._streaming  # type: ignore[union-attr]
+        assert not len(world.cache.host.streams)  # type: ignore[union-attr]
         world.step()
         world.check()
     assert late.num_preemptions > 0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from engine.admission import AdmissionError
 from engine.errors import EngineError
 from engine.loader import LoadedModel, load_model
 from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine, generate
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.scheduler import AdmissionError
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

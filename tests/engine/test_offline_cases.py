@@ -77,7 +77,7 @@ def assert_scored(loaded: LoadedModel, result: OfflineResult) -> None:
 def test_every_length_matches_dense_for_every_block_size(loaded: LoadedModel, block_size: int) -> None:
     """Case 11. Token by token, so that decode attention sees every length; then whole prompts around the edges."""
     engine = engine_of(loaded, block_size)
-    engine.scheduler._max_batched = 1
+    engine.scheduler._planner.max_batched = 1
     whole = engine.add(text(3 * block_size + 1), SamplingParams(max_tokens=1, prompt_logprobs=0))
     engine.run()
     assert_scored(loaded, whole)

@@ -17,7 +17,7 @@ from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine
 from engine.plan import StepPlan
 from engine.request import CachePolicy, FinishReason, RequestStatus, SamplingParams
-from engine.scheduler import _Step
+from engine.step_draft import StepDraft
 from engine.transfers import HostLink
 from kernels import ops
 
@@ -102,22 +102,21 @@ def out_and_back(engine: OfflineEngine, *, stream: bool = False) -> int:
     before = engine.cache.counters.host_out_bytes
     running = list(engine.scheduler.running)
     for request in running:
-        engine.scheduler._preempt(request, _Step(0))
+        engine.scheduler._preemptor.preempt(request, StepDraft(0))
     drain(engine)
     usage = engine.cache.usage()
     assert usage.used_bytes == 0
     for arena in engine.runner.arenas:
         arena.fill_(0xAA)  # what comes back does so from the host
-    while engine.scheduler._preempted:
-        request, host = engine.scheduler._preempted[0], engine.cache.host
+    while engine.scheduler._queues.preempted:
+        request, host = engine.scheduler._queues.preempted[0], engine.cache.host
         assert host is not None
         if stream:
             sequence = engine.cache._by_request[request.request_id]
             assert host.begin_load(sequence, keep_slabs=1, room=[0] * len(engine.cache.groups))
-            engine.scheduler._take_from(engine.scheduler._preempted)
-            engine.scheduler._wait_for_load(request, was_parked=True)
+            engine.scheduler._planner._admitter.wait_for_load(request, was_parked=True)
         else:
-            assert engine.scheduler._admit_next(_Step(0))
+            assert engine.scheduler._planner._admitter.admit_next(StepDraft(0))
     assert list(engine.scheduler.loading) == running
     drain(engine)
     return engine.cache.counters.host_out_bytes - before
@@ -179,7 +178,7 @@ def test_streaming_everything_at_every_step_changes_no_bit(
 ) -> None:
     plain = record(engine_of(loaded, 40, 40, **values), move=False)
     engine = engine_of(loaded, 40, 40, **values)
-    monkeypatch.setattr(engine.cache.host, "_promotions", lambda: iter(()))
+    monkeypatch.setattr(engine.cache.host.streams, "promotions", lambda: iter(()))
     monkeypatch.setattr(engine.cache.host.cost, "stream_bytes", lambda: 1 << 30)
     streamed = record(engine, move=True, stream=True)
     assert engine.cache.counters.host_streamed_bytes > 0

@@ -165,7 +165,7 @@ def run_variant(oracle: Oracle, *, chunk: int, block_size: int, prefix: bool, pr
             if late:
                 results.append(engine.add(late.pop(), params, policy=policy))
         decoding = sum(request.num_tokens - request.num_computed_tokens == 1 for request in engine.scheduler.running)
-        engine.scheduler._max_batched = decoding + chunk  # so that prefill gets chunks of just this size
+        engine.scheduler._planner.max_batched = decoding + chunk  # so that prefill gets chunks of just this size
 
     between_steps(None)
     engine.run(between_steps)

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import SLAB_BYTES, World, ids
 
+from engine.admission import AdmissionError
 from engine.request import Request, RequestStatus
-from engine.scheduler import AdmissionError
 
 
 def use(world: World, prompt: list[int], max_tokens: int = 1, **policy: Any) -> Request:

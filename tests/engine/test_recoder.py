@@ -265,7 +265,7 @@ def test_a_moved_block_that_grew_meanwhile_stays_where_it_was(late: bool) -> Non
     world.step()
     table = world.table(request)
     tail = world.cache._by_request[request.request_id].tables[0].blocks[-1]
-    unit = world.cache._recoders[0]._start([tail], tail.block_class, may_cut=True)
+    unit = world.cache._recoders[0]._swaps.start([tail], tail.block_class, may_cut=True)
     assert unit is not None
     world.cache._in_flight[0] = [unit]
     batch = RecodeBatch(0, tuple(unit.jobs()), unit.num_tokens)
@@ -353,9 +353,9 @@ def test_blocks_that_a_step_writes_are_not_movable_inside_it() -> None:
     recoder = world.cache._recoders[0]
     plan = world.scheduler.schedule()  # writes 64 .. 150
     blocks = world.cache._by_request[request.request_id].tables[0].blocks
-    assert [recoder._is_movable(block, in_step=True) for block in blocks] == [True] * 4 + [False] * 6
+    assert [recoder._compactor.is_movable(block, in_step=True) for block in blocks] == [True] * 4 + [False] * 6
     world.scheduler.update(plan, world.run_plan(plan))
-    assert all(recoder._is_movable(block, in_step=False) for block in blocks)
+    assert all(recoder._compactor.is_movable(block, in_step=False) for block in blocks)
 
 
 def test_idle_blocks_between_held_ones_do_not_keep_slabs_from_requests() -> None:
@@ -372,7 +372,7 @@ def test_idle_blocks_between_held_ones_do_not_keep_slabs_from_requests() -> None
         world.step()
         settle(world)
     for index, request in enumerate(requests):
-        if index % 4 and request.request_id in world.scheduler._requests:
+        if index % 4 and request.request_id in world.scheduler._queues.requests:
             world.scheduler.abort(request.request_id)
     world.cache.check_integrity()
     held = {block.offset // pool.arena.slab_units for block in pool.blocks.values() if block.holders}

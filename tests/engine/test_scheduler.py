@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import World, ids
 
+from engine.admission import AdmissionError
 from engine.events import RequestAdmitted, RequestFinished, RequestPreempted, StepScheduled
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.scheduler import AdmissionError
 
 
 def refusal(world: World, request: Request) -> AdmissionError:
@@ -456,7 +456,7 @@ def test_prefix_hits_are_counted_once_at_admission() -> None:
     request = world.add(ids(1, 160) + ids(2, 40), max_tokens=2)
     attempts = 0
     while request.status is RequestStatus.WAITING:
-        world.scheduler._blocked_at = None  # try in every step
+        world.scheduler._queues.blocked_at = None  # try in every step
         world.step()
         attempts += 1
         if request.status is RequestStatus.WAITING:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from cache_world import World, ids
 
+from engine.admission import AdmissionError
 from engine.request import FinishReason, RequestStatus
-from engine.scheduler import AdmissionError
 
 PROMPTS = [ids(seed, 700) for seed in range(3)]
 FLOORS = [None, None, None, "native", "int8", "int4"]

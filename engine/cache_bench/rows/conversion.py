@@ -29,8 +29,8 @@ from engine.cache_bench.context import Context
 from engine.clock import Clock
 from engine.core import EngineCore
 from engine.memory_model import token_bytes
+from engine.options import EngineOptions
 from engine.request import Request, SamplingParams
-from engine.serve import EngineOptions
 from engine.tunable_state import Patch
 
 KEYS = ("conversion_s", "conversion_tbt_p99_ratio", "conversion_detail")

@@ -10,8 +10,8 @@ import pytest
 from engine.cache_bench.rows.conversion import Gaps, measure, percentile
 from engine.cache_bench.rows.throughput_concurrency import window
 from engine.clock import ManualClock
-from engine.core import RequestDelta
 from engine.request import FinishReason
+from engine.request_delta import RequestDelta
 from engine.stats import Counters
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import engine
+from engine.arguments import options_from, parser
 from engine.assembly import assemble
 from engine.errors import EngineError
 from engine.loader import LoadedModel
+from engine.options import EngineOptions
 from engine.quality.digest import model_digest
 from engine.quality.gate import QualityBudget, QualityGate, quality_gate
 from engine.quality.table import QualityTable, read_table, write_table
-from engine.serve import EngineOptions, options_from, parser
 from engine.tunable_state import Patch, TunableState
 from engine.tunables import default_values
 

@@ -18,7 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock, RealClock
-from engine.core import CoreOptions, EngineCore
+from engine.core import EngineCore
+from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import NullSink
 from engine.links import EmulatedMover

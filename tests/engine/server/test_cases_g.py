@@ -229,7 +229,13 @@ def check_nothing_is_left(server: Any) -> tuple[float, int]:
     assert cached == page["autotune_engine_kv_cached_bytes"]
     assert page["autotune_engine_num_requests_running"] == page["autotune_engine_num_requests_waiting"] == 0
     scheduler, cache = engine.scheduler, engine.cache
-    for left in (engine.core._live, scheduler._requests, scheduler._lost, cache._sequences, cache._by_request):
+    for left in (
+        engine.core._live.by_id,
+        scheduler._queues.requests,
+        scheduler._queues.lost,
+        cache._sequences,
+        cache._by_request,
+    ):
         assert not left
     counters = engine.stats.counters
     ended = counters.requests_completed + counters.requests_aborted + counters.requests_failed

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.core import RequestDelta
+from engine.admission import AdmissionError
 from engine.plan import StepPlan
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
-from engine.scheduler import AdmissionError
+from engine.request_delta import RequestDelta
 from engine.stats import EngineStats
 from engine.tunable_state import Patch
 

@@ -102,7 +102,7 @@ def test_failing_copies_cost_no_request(new_engine: Build, monkeypatch: pytest.M
         tried.append(transfers)
         raise RuntimeError("link down")
 
-    monkeypatch.setattr(engine.core._mover, "submit", fail)
+    monkeypatch.setattr(engine.core._copies.mover, "submit", fail)
     again = [ask(name, max_tokens=100) for name in "abcd"]
     for request in again:
         engine.core.add(request)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from waiting import Brake
 
-from engine.core import RequestDelta
+from engine.admission import AdmissionError
 from engine.core_thread import EngineThread
 from engine.request import FinishReason, Request, SamplingParams
-from engine.scheduler import AdmissionError
+from engine.request_delta import RequestDelta
 
 Build = Callable[..., Any]
 

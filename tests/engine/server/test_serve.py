@@ -13,9 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.arguments import options_from, parser
 from engine.control_client import ControlClient
 from engine.errors import EXIT_CONFIGURATION, EngineError
-from engine.serve import EngineOptions, bind_tcp, main, options_from, parser
+from engine.options import EngineOptions
+from engine.serve import bind_tcp, main
 from engine.sizes import format_size, parse_size
 from engine.tunables import TUNABLES
 

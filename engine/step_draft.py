@@ -1,0 +1,48 @@
+"""A step's plan in the making: who computes how many tokens, within one budget. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.cache_manager import CacheManager
+from engine.plan import ScheduledSequence
+from engine.request import Request
+
+
+class StepDraft:
+    """``budget``: tokens that are left. ``preempted``: who lost its place while this was planned."""
+
+    def __init__(self, budget: int, max_chunk: int | None = None) -> None:
+        """``max_chunk``: most tokens of one sequence (None: no limit of its own)."""
+        self.budget = budget
+        self.preempted: list[Request] = []
+        self._max_chunk = max_chunk
+        self._sequences: dict[str, ScheduledSequence] = {}
+
+    def chunk(self, request: Request) -> int:
+        """Tokens that a request may compute in this step."""
+        most = min(request.num_uncomputed_tokens, self.budget)
+        return most if self._max_chunk is None else min(most, self._max_chunk)
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """The request computes so many tokens; they have slots."""
+        start = request.num_computed_tokens
+        samples = start + num_tokens == request.num_tokens and request.params.max_tokens > 0
+        self._sequences[request.request_id] = ScheduledSequence(request, start, num_tokens, samples)
+        self.budget -= num_tokens
+
+    def preempt(self, request: Request) -> None:
+        """The request computes nothing after all."""
+        sequence = self._sequences.pop(request.request_id, None)
+        if sequence is not None:
+            self.budget += sequence.num_tokens
+        self.preempted.append(request)
+
+    def ordered(self, cache: CacheManager) -> tuple[ScheduledSequence, ...]:
+        """Decodes, then prefill chunks (a prompt's last token alone is one)."""
+        planned = sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode)
+        if cache.observes:
+            for index, part in enumerate(planned):
+                count = cache.observed_queries(part.request, part.start, part.start + part.num_tokens)
+                planned[index] = replace(part, observed=count)
+        return tuple(planned)

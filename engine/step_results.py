@@ -1,0 +1,102 @@
+"""What a step's results do to requests and counters: tokens appended, KV committed, requests ended. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.cache_manager import CacheManager
+from engine.clock import Clock
+from engine.finisher import Finisher
+from engine.plan import ScheduledSequence, SequenceOutput
+from engine.queues import Queues
+from engine.request import FinishReason, Request, RequestStatus
+from engine.stats import Counters
+
+
+class StepResults:
+    """Works on the scheduler's queues and cache."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        cache: CacheManager,
+        finisher: Finisher,
+        *,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self._queues = queues
+        self._cache = cache
+        self._finisher = finisher
+        self._max_model_len = max_model_len
+        self._eos = eos_token_ids
+        self._clock = clock
+        self._counters = counters
+
+    def take(self, sequences: Sequence[ScheduledSequence], outputs: Sequence[SequenceOutput]) -> list[Request]:
+        """Returns the requests that ended. Outputs of those that ended since are ignored; a sequence that should have
+        sampled and has no token counts as not run.
+        """
+        finished: list[Request] = []
+        by_request = {id(output.request): output for output in outputs}
+        counters, lost = self._counters, self._queues.lost
+        for sequence in sequences:
+            request = sequence.request
+            output = by_request.get(id(request))
+            if request.status is not RequestStatus.RUNNING or (sequence.samples and _has_no_token(output)):
+                continue
+            stop = sequence.start + sequence.num_tokens
+            request.num_computed_tokens = stop
+            if sequence.is_decode:
+                counters.decode_tokens_computed += 1
+            else:
+                counters.prefill_tokens_computed += sequence.num_tokens
+                prompt = len(request.prompt_ids)
+                if sequence.start < prompt <= stop and lost.get(request.request_id, 0) < prompt:
+                    counters.prompt_tokens += prompt
+            if lost:
+                self._count_recomputed(sequence, output)
+            self._cache.commit(request, stop, output.mass if output is not None else None)
+            reason = self._take_token(sequence, output)
+            if reason is not None:
+                self._finisher.finish(request, reason)
+                finished.append(request)
+        return finished
+
+    def _take_token(self, sequence: ScheduledSequence, output: SequenceOutput | None) -> FinishReason | None:
+        request, params = sequence.request, sequence.request.params
+        if not sequence.samples:
+            done = params.max_tokens == 0 and request.num_computed_tokens == request.num_tokens
+            return FinishReason.LENGTH if done else None
+        if output is None or output.token_id is None:
+            return None  # unreachable: ``take`` leaves such a sequence alone
+        token = output.token_id
+        request.output_ids.append(token)
+        now_ns = self._clock.now_ns()
+        if request.first_token_ns is None:
+            request.first_token_ns = now_ns
+        request.last_token_ns = now_ns
+        self._counters.generation_tokens += 1
+        if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+            return FinishReason.STOP
+        if len(request.output_ids) >= params.max_tokens or request.num_tokens >= self._max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _count_recomputed(self, sequence: ScheduledSequence, output: SequenceOutput | None) -> None:
+        """Tokens computed once more after a preemption are counted, and their prompt log-probabilities not repeated."""
+        request = sequence.request
+        lost = self._queues.lost.get(request.request_id)
+        if lost is None:
+            return
+        again = max(0, min(sequence.start + sequence.num_tokens, lost) - sequence.start)
+        request.num_recomputed_tokens += again
+        self._counters.recomputed_tokens += again
+        if output is not None and again:
+            del output.prompt_logprobs[:again]
+
+
+def _has_no_token(output: SequenceOutput | None) -> bool:
+    return output is None or output.token_id is None
