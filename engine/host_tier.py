@@ -369,6 +369,9 @@ class HostTier:
 
     def plan(self) -> tuple[Transfer, ...]:
         """Copies to start now. Call once a step: how much is under way at most follows from how long steps take."""
+        if self.is_asleep:
+            self._planned_ns = None  # nobody asks how long steps take while they come and go in runs
+            return ()
         now_ns = self._clock.now_ns()
         if self._planned_ns is not None:
             self.cost.note_step(now_ns - self._planned_ns)
@@ -552,6 +555,13 @@ class HostTier:
                 self._stream_below(sequence, group, max(sequence.host_below[group], source.end))
 
     # -- what is to come ------------------------------------------------------------------------------------------
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it is switched off, and holds and moves nothing any more."""
+        if self.enabled or self._flights or self._loads or self._streaming:
+            return False
+        return not any(host.blocks for host in self._hosts)
 
     @property
     def num_in_flight(self) -> int:

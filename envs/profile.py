@@ -18,7 +18,8 @@ from engine.errors import EngineError
 from engine.formats import BLOCK_SIZES, FORMATS, KVShape, class_for
 from engine.memory_model import GroupSpec, blocks_per_slab, pool_layout
 from engine.step_counts import ALL_TERMS
-from envs.latency_model import LatencyModel, LinkModel
+from engine.transfers import HostLink
+from envs.latency_model import LatencyModel
 from envs.reward import QualityTable, literature_quality
 
 VERSION = 1
@@ -152,10 +153,13 @@ class Profile(_Strict):
 
     def latency_model(self) -> LatencyModel:
         """What the terms cost. Raises ValueError for a term that this version does not know."""
-        link = LinkModel(self.offload.bytes_per_s, self.offload.transfer_s) if self.offload else LinkModel()
-        return LatencyModel(
-            {name: term.seconds for name, term in self.latency.terms.items()}, self.latency.knee_tokens, link
-        )
+        return LatencyModel({name: term.seconds for name, term in self.latency.terms.items()}, self.latency.knee_tokens)
+
+    def host_link(self) -> HostLink | None:
+        """The link to host memory, None where nothing is known of it."""
+        if self.offload is None:
+            return None
+        return HostLink(self.offload.bytes_per_s, self.offload.bytes_per_s, copy_s=self.offload.transfer_s)
 
     def quality_table(self) -> QualityTable | None:
         """What the formats cost this model, None where not measured. An unknown eviction costs what literature says."""

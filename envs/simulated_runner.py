@@ -18,6 +18,7 @@ from engine.step_counts import STEP_INDEX, StepCounter, Stored
 from envs.latency_model import FS_PER_NS, LatencyModel
 from envs.ledger import Ledger
 from envs.reward import QualityTable
+from envs.sim_host import HostStreams
 from envs.sim_request import SimRequest
 from envs.virtual_clock import VirtualClock
 
@@ -80,12 +81,15 @@ class SimulatedRunner:
         ledger: Ledger,
         quality: QualityTable,
         jitter: Jitter | None = None,
+        streams: HostStreams | None = None,
     ) -> None:
+        """``streams``: how blocks on the host are attended, where there is a host."""
         self.model = model
         self.kv_bytes_read = 0
         self.kv_bytes_written = 0
-        self.host_bytes_read = 0  # nothing is streamed here
+        self.host_bytes_read = 0
         self.host_wait_ns = 0
+        self._streams = streams
         self._clock = clock
         self._ledger = ledger
         self._counter = StepCounter(groups, knee_tokens=model.knee_tokens)
@@ -117,7 +121,12 @@ class SimulatedRunner:
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
         self._tables = cache
         counter, ledger = self._counter, self._ledger
-        now_ns = self._clock.advance_ns(self._jittered(self.model.step_ns(counter.step(plan.sequences, cache))))
+        elapsed_ns = self._jittered(self.model.step_ns(counter.step(plan.sequences, cache)))
+        if self._streams is None:
+            self._clock.advance_ns(elapsed_ns)
+        else:
+            self.host_bytes_read, self.host_wait_ns = self._streams.run(elapsed_ns, plan.sequences, cache)
+        now_ns = self._clock.now_ns()
         self.kv_bytes_read, self.kv_bytes_written = counter.kv_bytes_read, counter.kv_bytes_written
         outputs = []
         for sequence in plan.sequences:
