@@ -368,6 +368,11 @@ class CacheManager(OffloadFace, TablesFace):
                     recoder.consider(block)
 
     @property
+    def eviction(self) -> str:
+        """How tokens are evicted from now on: the ``eviction`` knob in force."""
+        return self._settings.eviction
+
+    @property
     def observes(self) -> bool:
         """Whether an executor should report attention at all."""
         return self._settings.observes

@@ -19,7 +19,8 @@ from engine.step_counts import RECODES
 from engine.transfers import HostLink
 from envs.latency_model import LatencyModel
 from envs.offload import crossover_tokens
-from envs.profile import Device, Group, Latency, Model, Offload, Profile, capacities, terms
+from envs.profile import Device, Group, Latency, Model, Offload, Profile, Quality, capacities, terms
+from envs.reward import literature_quality
 
 _HALF: Final = 2  # bytes per weight
 # Shares of the data sheet that good kernels reach, and times that no data sheet has. Guesses, and said to be.
@@ -142,7 +143,15 @@ def analytic_profile(
             crossover_tokens=crossover_tokens(groups, LatencyModel(seconds, knee), link, config.max_model_len),
             estimated=True,
         ),
+        quality=_published_quality(),
         notes=[_note(device)],
+    )
+
+
+def _published_quality() -> Quality:
+    usual = literature_quality()
+    return Quality(
+        by_format=dict(usual.by_format), evicted=usual.evicted, evicted_by=dict(usual.evicted_by), estimated=True
     )
 
 

@@ -113,10 +113,14 @@ class Capacity(_Strict):
 
 
 class Quality(_Strict):
-    """Relative loss of a token whose whole context is stored in a format, or evicted (None: not known)."""
+    """Relative loss of a token whose whole context is stored in a format, or evicted: in any way (None: not known), or
+    by the way of evicting. ``estimated``: published figures and guesses, nothing of this model.
+    """
 
     by_format: dict[str, _Seconds]
     evicted: _Seconds | None = None
+    evicted_by: dict[str, _Seconds] = {}
+    estimated: bool = False
 
 
 class Offload(_Strict):
@@ -165,8 +169,11 @@ class Profile(_Strict):
         """What the formats cost this model, None where not measured. An unknown eviction costs what literature says."""
         if self.quality is None:
             return None
-        known = self.quality.evicted
-        return QualityTable(self.quality.by_format, literature_quality().evicted if known is None else known)
+        usual, known = literature_quality(), self.quality.evicted
+        by_way = {**usual.evicted_by, **({} if known is None else dict.fromkeys(usual.evicted_by, known))}
+        return QualityTable(
+            self.quality.by_format, usual.evicted if known is None else known, by_way | self.quality.evicted_by
+        )
 
     @property
     def estimated_terms(self) -> list[str]:

@@ -39,7 +39,7 @@ class _Share:
     """One sequence's part of a run's steps: at position p it costs ``cost_fs + growth_fs * (p + 1)``, likewise bytes.
 
     ``start``: its position at the run's first step. ``version``: of its newest table. ``lost``: tokens that it attends,
-    each times its loss.
+    each times its loss; ``loss_evicted``: that of evicted ones then.
     """
 
     start: int = 0
@@ -50,6 +50,7 @@ class _Share:
     growth_bytes: int = 0
     lost: float = 0.0
     lost_since: int = 0
+    loss_evicted: float = -1.0
 
 
 @dataclass
@@ -94,6 +95,7 @@ class SimulatedRunner:
         self._ledger = ledger
         self._counter = StepCounter(groups, knee_tokens=model.knee_tokens)
         self._loss = [quality.by_format[kind.name] for kind in FORMATS]
+        self._quality = quality
         self._loss_evicted = quality.evicted
         self._jitter = jitter or Jitter()
         self._random = np.random.default_rng(self._jitter.seed)
@@ -120,6 +122,7 @@ class SimulatedRunner:
 
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
         self._tables = cache
+        self._loss_evicted = self._quality.loss_evicted(cache.eviction)
         counter, ledger = self._counter, self._ledger
         elapsed_ns = self._jittered(self.model.step_ns(counter.step(plan.sequences, cache)))
         if self._streams is None:
@@ -164,6 +167,7 @@ class SimulatedRunner:
 
     def begin(self, requests: Sequence[Request], positions: Sequence[int]) -> None:
         run = self._run = _Run()
+        self._loss_evicted = self._quality.loss_evicted(self._cache.eviction)
         for request, start in zip(requests, positions, strict=True):
             mine = cast("SimRequest", request)
             share = mine.share
@@ -186,9 +190,9 @@ class SimulatedRunner:
         counter, tables = self._counter, self._cache
         # Versions come from one counter for all tables, so the newest tells of any change.
         version = max([tables.table(request, group).version for group in range(len(counter.layers))])
-        if version == share.version:
+        if version == share.version and self._loss_evicted == share.loss_evicted:
             return
-        share.version = version
+        share.version, share.loss_evicted = version, self._loss_evicted
         cost = growth = num_bytes = growth_bytes = 0
         parts = counter.stored(request, tables)
         for layers, token_bytes, stored in zip(counter.layers, counter.token_bytes, parts, strict=True):

@@ -16,6 +16,7 @@ from policies.guard import Guard, GuardContext, native_fits
 from policies.rules import RuleError, load_rules
 from policies.threshold import ThresholdPolicy
 
+OVERLOADED_SHARE = 0.1  # of all requests, refused or still waiting at the end
 MOST_ROWS = 2000  # points of a plot; longer runs keep every n-th tick
 
 
@@ -54,7 +55,9 @@ class Move:
 
 @dataclass
 class Played:
-    """What came of it. Requests that are under way at the end are offered and nothing else."""
+    """What came of it. Requests that are under way at the end are offered and nothing else; ``waiting`` of them do not
+    run then.
+    """
 
     name: str
     duration_s: float = 0.0
@@ -73,6 +76,7 @@ class Played:
     queried_tokens: int = 0
     recoded_tokens: int = 0
     pool_bytes: int = 0
+    waiting: int = 0
     ttft: Tail = field(default_factory=Tail)
     tbt: Tail = field(default_factory=Tail)
     moves: list[Move] = field(default_factory=list)
@@ -82,6 +86,11 @@ class Played:
     def goodput_rps(self) -> float:
         """Requests inside all targets per second."""
         return self.good / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether more came than was served: some were refused, or wait at the end, and those are not just a few."""
+        return self.rejected + self.waiting > OVERLOADED_SHARE * self.offered
 
     @property
     def attainment(self) -> float | None:
@@ -176,7 +185,7 @@ def _add(result: Played, env: SimulatedEngine, info: dict[str, Any], interval_s:
     for ttft_ns in figures.ttft_ns:
         result.ttft.add(ttft_ns)
     result.tbt.add_all(figures.gaps)
-    result.pool_bytes = gauges.kv_pool_bytes
+    result.pool_bytes, result.waiting = gauges.kv_pool_bytes, gauges.waiting
     if not keep_row:
         return
     resident: dict[str, int] = {}
