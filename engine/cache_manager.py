@@ -493,7 +493,8 @@ class CacheManager(OffloadFace, TablesFace):
                 filled = min(block.size, done - block.first)
                 if filled > block.filled:
                     pool.fill(block, filled)
-                    pool.unlink(block)  # a copy of less than that is worth nothing
+                    if block.twin is not None:
+                        pool.unlink(block)  # a copy of less than that is worth nothing
                 if table.hidden and block.is_sealed:
                     recoder.consider(block)  # parts of it were dropped while it grew
 

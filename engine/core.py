@@ -66,7 +66,7 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestDelta:
     """What one step did for one request; a copy, so that other threads may read it.
 

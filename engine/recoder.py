@@ -96,6 +96,12 @@ class Recoder:
 
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
+        sequences, group = self.sequences, self.group
+        for holder in block.holders:
+            if sequences[holder].tables[group].hidden:
+                break
+        else:
+            return False  # the usual case: nobody has dropped part of anything
         return block.size > block.block_class.format.tile_tokens and wants_split(block, self._tables(block))
 
     def _tables(self, block: Block) -> list[BlockTable]:
@@ -113,14 +119,17 @@ class Recoder:
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.is_pinned or block.tier != DEVICE:
+        if block.in_recode or block.in_transfer or block.tier != DEVICE:
             return
-        due = self.target_class(block) != block.block_class and self._is_old(block)
-        if block.is_sealed and (due or self.wants_split(block)):
+        is_sealed = block.filled >= block.block_class[1]
+        if is_sealed and (self._is_due(block) or self.wants_split(block)):
             self.pool.mark_stale(block)
             self._stalled_at = None
-        else:
+        elif block.is_stale:
             self.pool.unmark_stale(block)
+
+    def _is_due(self, block: Block) -> bool:
+        return self.target_class(block) != block.block_class and self._is_old(block)
 
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""

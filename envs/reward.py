@@ -103,7 +103,9 @@ def loss_per_token(window: StatsWindow, quality: QualityTable) -> float | None:
     held = sum(tokens.values())
     if held + evicted == 0:
         return 0.0
-    lost = evicted * quality.loss_evicted(window.after.effective.get("eviction"))
+    in_force = window.after.effective
+    eviction = in_force.get("eviction") if isinstance(in_force, Mapping) else None
+    lost = evicted * quality.loss_evicted(eviction)
     charged = sum(count * quality.by_format[name] for name, count in tokens.items()) + lost
     return ratio(charged, held + evicted)
 

@@ -265,6 +265,29 @@ class SimulatedRunner:
         run.last_ns = now_ns
         return now_ns
 
+    def steps(self, most: int, until_ns: int) -> list[int]:
+        run, ledger = self._run, self._ledger
+        number, begin = len(run.requests), run.steps
+        first_fs = run.cost_fs + self._step_fs + number * self._sequence_fs
+        first_fs += max(0, number - self.model.knee_tokens) * self._beyond_fs
+        growth_fs, is_even = run.growth_fs, not self._jitter.deviation
+        now_ns, gaps = self._clock.now_ns(), list[int]()
+        for step in range(begin, begin + most):
+            elapsed_ns = (first_fs + growth_fs * step) // FS_PER_NS
+            if not is_even:
+                elapsed_ns = self._jittered(elapsed_ns)
+            gaps.append(elapsed_ns)
+            now_ns += elapsed_ns
+            if now_ns >= until_ns:
+                break
+        self._clock.move_to_ns(now_ns)
+        done = len(gaps)
+        run.bytes_read += done * run.num_bytes + run.growth_bytes * (done * begin + done * (done - 1) // 2)
+        run.tokens += done * number
+        run.late += ledger.all_gaps(gaps, number)
+        run.steps, run.last_ns = begin + done, now_ns
+        return gaps
+
     def tokens(self, request: Request, number: int) -> list[int]:
         return [cast("SimRequest", request).token] * number
 

@@ -21,8 +21,9 @@ class Summary:
     """Of one trace. None: cannot be told, because the trace is too short or says nothing of it.
 
     ``peak_rps`` (of the busiest window, wherever it begins) and ``dispersion`` (variance over mean of the requests per
-    window, 1 for Poisson) are keyed by window in seconds, ``prompt`` and ``output`` by percentile and ``mean`` and ``max``, in tokens. ``gap_cv``: coefficient of
-    variation of the gaps between arrivals. ``hit_ratio``: share of prompt tokens that an endless cache would hit.
+    window, 1 for Poisson) are keyed by window in seconds, ``prompt`` and ``output`` by percentile and ``mean`` and
+    ``max``, in tokens. ``gap_cv``: coefficient of variation of the gaps between arrivals. ``hit_ratio``: share of
+    prompt tokens that an endless cache would hit.
     """
 
     name: str
