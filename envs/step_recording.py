@@ -146,11 +146,17 @@ class PlaybackRunner:
 
 
 class RecordingClock:
-    """A live engine's clock: passes on what another says and keeps it in ``readings``."""
+    """A live engine's clock: passes on what another says and keeps it in ``readings``.
+
+    ``skip_to_ns`` is that of a clock which can skip time.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.readings: list[int] = []
         self._clock = clock
+
+    def skip_to_ns(self, now_ns: int) -> None:
+        self._clock.skip_to_ns(now_ns)  # type: ignore[attr-defined]
 
     def now_ns(self) -> int:
         self.readings.append(self._clock.now_ns())
@@ -174,6 +180,9 @@ class PlaybackClock(VirtualClock):
     def now_ns(self) -> int:
         self.next_reading += 1
         return self._readings[self.next_reading - 1]
+
+    def skip_to_ns(self, now_ns: int) -> None:
+        """The record knows what time it is after."""
 
 
 class RecordingMover:
