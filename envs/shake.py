@@ -17,7 +17,7 @@ from envs.simulated import SimulatedEngine
 WORKLOADS: Final = ("chat-bursty", "reasoning-bursty", "agent-shared-prefix", "chat-turns", "flash-crowd")
 EPISODE_STEPS: Final = 1000
 _AUDIT_STEPS: Final = 100  # between two audits of the books
-_INTERVAL_S: Final = 0.25
+_INTERVAL_S: Final = 0.05
 _HOST_SHARE: Final = 2  # host pool over the pool on the device, in every other episode
 
 
