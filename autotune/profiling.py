@@ -20,6 +20,7 @@ from envs.profile import Profile, Quality
 
 if TYPE_CHECKING:
     from engine.models.config import ModelConfig
+    from engine.quality.table import QualityTable
     from envs.measured import Progress
 
 FALLBACK_DEVICE: Final = "H100"
@@ -105,7 +106,24 @@ def read_quality(path: Path, model: Path) -> Quality:
         if row is None:
             raise EngineError(f"{path}: no row for {name}; measure all formats with autotune compare-formats")
         losses[name] = max(0.0, row.judged.increase_pct / 100)
-    return Quality(by_format=losses)
+    return Quality(by_format=losses, evicted_by=_evictions(table))
+
+
+def _evictions(table: QualityTable) -> dict[str, float]:
+    """What evicting everything would cost, by the way of evicting: from each row's cost and the share that it drops of
+    a prompt, the dearest of a way's rows.
+    """
+    prompt, losses = table.conditions.get("prompt_tokens"), dict[str, float]()
+    if not isinstance(prompt, int) or prompt <= 0:
+        return losses
+    for row in table.settings.values():
+        way, kept = row.values.get("eviction"), row.values.get("keep_tokens")
+        if set(row.values) != {"eviction", "keep_tokens"} or not isinstance(way, str) or not isinstance(kept, int):
+            continue
+        if kept < prompt:
+            loss = max(0.0, row.judged.increase_pct / 100) / (1 - kept / prompt)
+            losses[way] = max(losses.get(way, 0.0), loss)
+    return losses
 
 
 def measure(

@@ -30,10 +30,11 @@ from engine.scheduler import Scheduler
 from engine.server.intake import ServedModel
 from engine.sizes import format_size
 from engine.stats import Counters, Gauges
+from engine.stream_layout import STAGING_PART
 from engine.streaming import CudaStreamer, EmulatedStreamer, Streamer
 from engine.token_bytes import detokenizer_factory
 from engine.tokenizer import ModelTokenizer
-from engine.transfers import HostLink
+from engine.transfers import EMULATED_LINK_SHARE, HostLink
 from engine.warmup import warm_up
 from kernels import ops
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 _CUDA_SHARE = 0.85
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 1 << 30
-_STAGING_PART = 16  # that part of the pool is for streaming from the host, if there is a host pool
-_EMULATED_LINK_SHARE = 1 / 20  # of the memory's bandwidth: about what PCIe is to a GPU's
 # Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
 _RECODE_SHARE = 0.15
 # A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
@@ -78,7 +77,7 @@ def assemble(options: EngineOptions) -> Assembly:
     pool_bytes = options.kv_pool_bytes or _default_pool_bytes(loaded.model.device)
     probe = MachineProbe(loaded.model.device)
     link = _link(options, loaded.model.device, probe.bandwidth) if options.host_pool_bytes else None
-    staging_bytes = pool_bytes // _STAGING_PART if link is not None else 0
+    staging_bytes = pool_bytes // STAGING_PART if link is not None else 0
     try:
         cache = CacheManager(
             loaded.groups,
@@ -166,7 +165,7 @@ def _link(options: EngineOptions, device: torch.device, bandwidth: float) -> Hos
     """A GPU's link is measured; without one it is emulated, at the rate that was asked for."""
     if device.type == "cuda":
         return HostLink(*measure_link(device), is_emulated=False)
-    rate = options.host_link_bytes_per_s or bandwidth * _EMULATED_LINK_SHARE
+    rate = options.host_link_bytes_per_s or bandwidth * EMULATED_LINK_SHARE
     return HostLink(rate, rate)
 
 

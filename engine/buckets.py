@@ -25,5 +25,14 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def is_one(self, low: float, high: float) -> bool:
+        """Whether both values fall into the same bucket."""
+        return bisect_left(self.bounds, low) == bisect_left(self.bounds, high)
+
+    def observe_all(self, value: float, total: float, times: int) -> None:
+        """Add values that sum up to ``total``, all of the bucket of ``value``."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += total
+
     def copy(self) -> Buckets:
         return Buckets(self.bounds, list(self.counts), self.total)

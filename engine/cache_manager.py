@@ -250,6 +250,11 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
                     recoder.consider(block)
 
     @property
+    def eviction(self) -> str:
+        """How tokens are evicted from now on: the ``eviction`` knob in force."""
+        return self._settings.eviction
+
+    @property
     def observes(self) -> bool:
         """Whether an executor should report attention at all."""
         return self._settings.observes
@@ -329,7 +334,8 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
                 filled = min(block.size, done - block.first)
                 if filled > block.filled:
                     pool.fill(block, filled)
-                    pool.unlink(block)  # a copy of less than that is worth nothing
+                    if block.twin is not None:
+                        pool.unlink(block)  # a copy of less than that is worth nothing
                 if table.hidden and block.is_sealed:
                     recoder.consider(block)  # parts of it were dropped while it grew
 

@@ -171,6 +171,16 @@ class OffloadFace(RecodesFace, ABC):
         return [sequence.request_id for sequence in self._tier.cancel(numbers)]
 
     @property
+    def is_host_asleep(self) -> bool:
+        """Whether there is nothing on the host, nor on its way, and nothing will go there before settings change."""
+        return self._tier is None or self._tier.is_asleep
+
+    def streams(self, request: Request) -> bool:
+        """Whether a running request may attend blocks on the host."""
+        sequence = self._by_request.get(request.request_id)
+        return sequence is not None and sequence.streams
+
+    @property
     def num_transfers(self) -> int:
         """Copies planned and neither finished nor cancelled."""
         return self._tier.num_in_flight if self._tier is not None else 0

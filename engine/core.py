@@ -33,7 +33,7 @@ from engine.tunables import TunableValues
 
 if TYPE_CHECKING:
     from engine.cache_manager import CacheManager
-    from engine.links import Mover
+    from engine.link_times import Mover
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class EngineCore:
         Leaves everything as :meth:`step` would, called until the clock has reached ``until_ns``, and returns the
         requests that ended. Where a decision is due at once nothing happens: then step.
         """
-        if self._failures.broken is not None or self._copies.mover is not None:
+        if self._failures.broken is not None or not self._cache.is_host_asleep:
             return ()
         if self._pacer is not None:
             self._scheduler.set_recode_budget(self._pacer.budget_tokens())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from engine.links import Mover
+    from engine.link_times import Mover
 
 _log = logging.getLogger(__name__)
 

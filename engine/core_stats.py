@@ -119,6 +119,18 @@ class CoreStats:
         self.itl.observe(value, times)
         self.distributions.itl.observe(value, times)
 
+    def all_gaps(self, gaps_ns: Sequence[int], times: int) -> None:
+        """As many requests had a token after each of these gaps."""
+        low_s, high_s = min(gaps_ns) / 1e9, max(gaps_ns) / 1e9
+        total_s, number = sum(gaps_ns) / 1e9 * times, times * len(gaps_ns)
+        distribution = self.distributions.itl
+        if self.itl.is_one(low_s, high_s) and distribution.is_one(low_s, high_s):  # the usual case
+            self.itl.observe_all(low_s, total_s, number)
+            distribution.observe_all(low_s, total_s, number)
+            return
+        for gap_ns in gaps_ns:
+            self.gaps(gap_ns, times)
+
     def completed(self, request: Request, now_ns: int) -> None:
         """Ended by stop or length."""
         value, length = self._duration_s(request.arrival_ns, now_ns), len(request.output_ids)

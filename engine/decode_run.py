@@ -49,6 +49,12 @@ class Pace(Protocol):
         """Run one step over all that are left; returns the clock's time after it in nanoseconds."""
         ...
 
+    def steps(self, most: int, until_ns: int) -> list[int]:
+        """As many times :meth:`step`, or until the clock has reached ``until_ns``; returns how long each took. Not for
+        the first step of a run.
+        """
+        ...
+
     def tokens(self, request: Request, number: int) -> list[int]:
         """The next ``number`` output tokens of a request."""
         ...
@@ -103,6 +109,18 @@ class DecodeRun:
         while self._next_slot > self.done or self._allocate():
             if is_lazy and self._may_recode:
                 break  # conversions look at every sequence, and these are behind with their commits
+            if self.done and pacer is None and is_silent and (is_lazy or not scheduler.recodes):
+                most = min(self._next_slot, self._next_end, self._next_commit) - self.done
+                if most > 0:
+                    gaps = pace.steps(most, until_ns)
+                    stats.all_gaps(gaps, number)
+                    self.done += len(gaps)
+                    tokens += number * len(gaps)
+                    step_ns += sum(gaps)
+                    self._now_ns = self._clock.now_ns()
+                    if self._now_ns >= until_ns:
+                        break
+                    continue
             before_ns = begin_ns = self._now_ns
             if pacer is not None:
                 scheduler.set_recode_budget(pacer.budget_tokens())

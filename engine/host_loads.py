@@ -44,6 +44,9 @@ class HostLoads:
     def __contains__(self, serial: int) -> bool:
         return serial in self._loads
 
+    def __len__(self) -> int:
+        return len(self._loads)
+
     # -- beginning ------------------------------------------------------------------------------------------------
 
     def begin(self, sequence: CacheSequence, *, keep_slabs: int, room: Sequence[int] | None = None) -> bool:

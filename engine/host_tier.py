@@ -141,6 +141,9 @@ class HostTier:
 
     def plan(self) -> tuple[Transfer, ...]:
         """Copies to start now. Call once a step: how much is under way at most follows from how long steps take."""
+        if self.is_asleep:
+            self._planned_ns = None  # nobody asks how long steps take while they come and go in runs
+            return ()
         now_ns = self._clock.now_ns()
         if self._planned_ns is not None:
             self.cost.note_step(now_ns - self._planned_ns)
@@ -260,6 +263,13 @@ class HostTier:
         return [self._sequences[serial] for serial in failed]
 
     # -- what is to come ------------------------------------------------------------------------------------------
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it is switched off, and holds and moves nothing any more."""
+        if self.enabled or len(self._flights) or len(self._loads) or len(self.streams):
+            return False
+        return not any(host.blocks for host in self._hosts)
 
     @property
     def num_in_flight(self) -> int:

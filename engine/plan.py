@@ -31,7 +31,7 @@ class Entry:
     on_host: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: that takes twice as long to make, and simulations make a million of them
 class ScheduledSequence:
     """Compute tokens ``start .. start + num_tokens`` of a request; sample from the last one if ``samples``.
 
@@ -85,7 +85,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class SequenceOutput:
     """What one scheduled sequence produced in a step.
 

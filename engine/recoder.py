@@ -107,6 +107,12 @@ class Recoder:
 
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
+        sequences, group = self.sequences, self.group
+        for holder in block.holders:
+            if sequences[holder].tables[group].hidden:
+                break
+        else:
+            return False  # the usual case: nobody has dropped part of anything
         return block.size > block.block_class.format.tile_tokens and wants_split(block, self._swaps.tables(block))
 
     def _goal(self, block: Block) -> BlockClass:
@@ -117,15 +123,18 @@ class Recoder:
 
     def consider(self, block: Block) -> None:
         """Note whether the block could be converted now. Call when what it depends on has changed."""
-        if block.is_pinned or block.tier != DEVICE:
+        if block.in_recode or block.in_transfer or block.tier != DEVICE:
             return
-        target = self.target_class(block)
-        due = target != block.block_class and self._is_old(block) and not self._waits(block, target)
-        if block.is_sealed and (due or self.wants_split(block)):
+        is_sealed = block.filled >= block.block_class[1]
+        if is_sealed and (self._is_due(block) or self.wants_split(block)):
             self.pool.mark_stale(block)
             self._stalled_at = None
-        else:
+        elif block.is_stale:
             self.pool.unmark_stale(block)
+
+    def _is_due(self, block: Block) -> bool:
+        target = self.target_class(block)
+        return target != block.block_class and self._is_old(block) and not self._waits(block, target)
 
     def _waits(self, block: Block, target: BlockClass) -> bool:
         """Whether nothing is left to do but to merge it, and its span may still fill up: its last part merges all."""

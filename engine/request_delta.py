@@ -8,7 +8,7 @@ from engine.plan import TokenLogprobs
 from engine.request import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestDelta:
     """What one step did for one request; a copy, so that other threads may read it.
 

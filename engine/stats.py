@@ -7,9 +7,10 @@ is a difference of two readings and a missed poll loses nothing. Unknown is None
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 HISTOGRAM_START_S = 1e-4
@@ -17,6 +18,8 @@ HISTOGRAM_GROWTH = 1.1
 HISTOGRAM_BUCKETS = 176  # up to about 1,750 s; the last one also takes everything beyond
 # Upper bounds of all but the last, a hair wider, so that a value computed to lie on a bound lies under it.
 _EDGES_S = [HISTOGRAM_START_S * HISTOGRAM_GROWTH ** (index + 1e-9) for index in range(HISTOGRAM_BUCKETS - 1)]
+# Geometric middles of all buckets.
+_MIDDLES_S = [HISTOGRAM_START_S * HISTOGRAM_GROWTH**i / math.sqrt(HISTOGRAM_GROWTH) for i in range(HISTOGRAM_BUCKETS)]
 
 
 @dataclass
@@ -45,6 +48,15 @@ class Histogram:
         self.counts[bisect_left(_EDGES_S, value_s)] += times
         self.sum_s += value_s * times
 
+    def is_one(self, low_s: float, high_s: float) -> bool:
+        """Whether both durations fall into the same bucket."""
+        return bisect_left(_EDGES_S, low_s) == bisect_left(_EDGES_S, high_s)
+
+    def observe_all(self, value_s: float, total_s: float, times: int) -> None:
+        """Add durations that sum up to ``total_s``, all of the bucket of ``value_s``; for those that cannot be bad."""
+        self.counts[bisect_left(_EDGES_S, value_s)] += times
+        self.sum_s += total_s
+
     def since(self, earlier: Histogram) -> Histogram:
         """The values added after ``earlier`` was read."""
         counts = [now - before for now, before in zip(self.counts, earlier.counts, strict=True)]
@@ -52,23 +64,17 @@ class Histogram:
 
     def quantile_s(self, q: float) -> float | None:
         """The q-quantile in seconds (geometric middle of its bucket), or None without values."""
-        total = self.count
-        if total == 0:
+        seen = list(accumulate(self.counts))
+        if not seen or seen[-1] == 0:
             return None
-        rank, seen = max(1, math.ceil(q * total)), 0
-        for index, count in enumerate(self.counts):
-            seen += count
-            if seen >= rank:
-                return self.bound_s(index) / math.sqrt(HISTOGRAM_GROWTH)
-        raise AssertionError("unreachable: rank is at most the total")
+        return _MIDDLES_S[bisect_left(seen, max(1, math.ceil(q * seen[-1])))]
 
     def share_within(self, limit_s: float) -> float | None:
         """Share of values whose bucket ends at or below ``limit_s`` (to bucket resolution), None without values."""
         total = self.count
         if total == 0:
             return None
-        inside = sum(c for i, c in enumerate(self.counts) if self.bound_s(i) / math.sqrt(HISTOGRAM_GROWTH) <= limit_s)
-        return inside / total
+        return sum(self.counts[: bisect_right(_MIDDLES_S, limit_s)]) / total
 
 
 @dataclass

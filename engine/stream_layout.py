@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from engine.formats import OFFSET_UNIT, KVFormat, KVShape
 
+STAGING_PART = 16  # that part of the pool is for streaming from the host, if there is a host pool
+
 
 def stream_slot_bytes(shape: KVShape, kv_format: KVFormat) -> int:
     """Bytes of buffer for one layer's share of a tile, which starts up to 255 bytes into its slot."""

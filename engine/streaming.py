@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from engine.clock import Clock
-from engine.links import CopyBytes, EmulatedLink
+from engine.link_times import EmulatedLink, StreamTimes
+from engine.links import CopyBytes
 from engine.stream_layout import stream_slot_bytes
-from engine.transfers import Direction
 from kernels.layout import ENTRY_FIRST, ENTRY_FORMAT, ENTRY_OFFSET, ENTRY_VALID, FORMATS, OFFSET_UNIT, KVShape
 
 Int32 = npt.NDArray[np.int32]
@@ -156,13 +156,10 @@ class EmulatedStreamer:
     ) -> None:
         self._arenas = arenas
         self._hosts = hosts
-        self._line = line
+        self._times = StreamTimes(line, clock, pause)
         self._clock = clock
         self._copy_bytes = copy_bytes
-        self._pause = pause
         self._steps: dict[int, tuple[GroupStream, Tensor]] = {}
-        self._due_ns: dict[int, int] = {}
-        self._wait_ns = 0
         self.on_copy: Callable[[int, int, int, int], None] | None = None
         self.on_wait: Callable[[int, int, int, int], None] | None = None
 
@@ -173,27 +170,23 @@ class EmulatedStreamer:
     def _start(self, group: int, layer: int) -> None:
         stream, _ = self._steps[group]
         begin_ns = self._clock.now_ns()
-        self._due_ns[group] = self._line.start_urgent(Direction.IN, stream.num_bytes)
+        due_ns = self._times.start(group, stream.num_bytes)
         self._copy_bytes(self._hosts[group], self._arenas[group], stream.copies[layer])
         if self.on_copy is not None:
-            self.on_copy(group, layer, begin_ns, self._due_ns[group])
+            self.on_copy(group, layer, begin_ns, due_ns)
 
     def layer(self, group: int, layer: int) -> None:
         stream, cells = self._steps[group]
         begin_ns = self._clock.now_ns()
-        while self._clock.now_ns() < self._due_ns[group]:
-            self._pause((self._due_ns[group] - self._clock.now_ns()) / 1e9)
-        end_ns = self._clock.now_ns()
-        self._wait_ns += end_ns - begin_ns
+        self._times.wait(group)
         if self.on_wait is not None:
-            self.on_wait(group, layer, begin_ns, end_ns)
+            self.on_wait(group, layer, begin_ns, self._clock.now_ns())
         cells[stream.cells] = stream.offsets[layer]
         if layer + 1 < len(stream.offsets):
             self._start(group, layer + 1)
 
     def take_wait_ns(self) -> int:
-        wait_ns, self._wait_ns = self._wait_ns, 0
-        return wait_ns
+        return self._times.take_wait_ns()
 
 
 class CudaStreamer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+EMULATED_LINK_SHARE = 1 / 20  # of the memory's bandwidth: about what PCIe is to a GPU's
+
 CopyRow = tuple[int, int, int]  # first source byte, first target byte, number of bytes
 
 
@@ -34,6 +36,7 @@ class Transfer:
 @dataclass(frozen=True)
 class HostLink:
     """What joins the tiers: bytes per second each way, and whether that is a configured figure instead of a device.
+    ``copy_s``: what each copy takes besides.
 
     Raises ValueError for rates that are not positive.
     """
@@ -41,6 +44,7 @@ class HostLink:
     out_bytes_per_s: float
     in_bytes_per_s: float
     is_emulated: bool = True
+    copy_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.out_bytes_per_s > 0 and self.in_bytes_per_s > 0):
@@ -49,7 +53,7 @@ class HostLink:
     def copy_ns(self, direction: Direction, num_bytes: int) -> int:
         """How long it takes to move so many bytes, with nothing else under way."""
         rate = self.out_bytes_per_s if direction is Direction.OUT else self.in_bytes_per_s
-        return round(num_bytes / rate * 1e9)
+        return round((self.copy_s + num_bytes / rate) * 1e9)
 
     def bytes_in(self, direction: Direction, duration_ns: float) -> int:
         """How many bytes it moves in a time."""

@@ -16,7 +16,11 @@ from engine.memory_model import token_bytes
 from engine.models.config import ModelConfig
 from engine.models.groups import layer_groups
 from engine.step_counts import RECODES
-from envs.profile import Device, Group, Latency, Model, Offload, Profile, capacities, terms
+from engine.transfers import HostLink
+from envs.latency_model import LatencyModel
+from envs.offload import crossover_tokens
+from envs.profile import Device, Group, Latency, Model, Offload, Profile, Quality, capacities, terms
+from envs.reward import literature_quality
 
 _HALF: Final = 2  # bytes per weight
 # Shares of the data sheet that good kernels reach, and times that no data sheet has. Guesses, and said to be.
@@ -29,6 +33,7 @@ _SEQUENCE_S: Final = 2e-6
 _BLOCK_S: Final = 1e-9
 _LOSSY_WORK: Final = 1.15  # unpacking on top of reading
 _POOL_SHARE: Final = 0.9
+_COPY_S: Final = 1e-5  # to start a copy over the host link
 _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -114,6 +119,8 @@ def analytic_profile(
     groups = layer_groups(config, _element_bytes(config))
     seconds, knee = analytic_seconds(config, sheet)
     dtype = config.dtype or "bfloat16"
+    rate = sheet.link_bytes_per_s * LINK_SHARE
+    link = HostLink(rate, rate, copy_s=_COPY_S)
     return Profile(
         source="analytic",
         created=created,
@@ -130,8 +137,21 @@ def analytic_profile(
         pool_bytes=pool,
         latency=Latency(knee_tokens=knee, terms=terms(seconds, estimated=True)),
         capacity=capacities(groups, pool),
-        offload=Offload(bytes_per_s=sheet.link_bytes_per_s * LINK_SHARE, transfer_s=1e-5, estimated=True),
+        offload=Offload(
+            bytes_per_s=link.in_bytes_per_s,
+            transfer_s=link.copy_s,
+            crossover_tokens=crossover_tokens(groups, LatencyModel(seconds, knee), link, config.max_model_len),
+            estimated=True,
+        ),
+        quality=_published_quality(),
         notes=[_note(device)],
+    )
+
+
+def _published_quality() -> Quality:
+    usual = literature_quality()
+    return Quality(
+        by_format=dict(usual.by_format), evicted=usual.evicted, evicted_by=dict(usual.evicted_by), estimated=True
     )
 
 

@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,29 +25,25 @@ from typing import TYPE_CHECKING, Any, Final
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue
 from envs.arrivals_feed import StreamFeed, TraceFeed
-from envs.fidelity import FIGURES, Comparison, at_rate, capacity_rps, compare, figures, kendall_tau, simulate
+from envs.bench_context import MODEL, PROFILES, Bench, Context, small
+from envs.bench_exact import capacity, hits, shaken
+from envs.fidelity import FIGURES, at_rate, capacity_rps, kendall_tau
 from envs.ledger import Ledger
-from envs.profile import Profile, read_profile
+from envs.profile import read_profile
 from envs.signals import Targets
 from envs.simulated import SimulatedEngine
 from envs.simulator import SimOptions, Simulator
 from envs.spaces import NOTHING
 from envs.workload.catalogue import CATALOGUE
-from envs.workload.generators import generate, stream
-from envs.workload.loaders import load_trace
+from envs.workload.generators import stream
 from envs.workload.scaling import Scaling, scale
-from envs.workload.trace import Trace
 
 if TYPE_CHECKING:
-    from envs.live_run import LiveEngineRun
+    pass
 
-PROFILES: Final = Path(__file__).parent / "profiles"
-MODEL: Final = Path("engine/bundled/model")
-POOL_BYTES: Final = 24 << 20
-ROWS: Final = ("speed", "env", "week", "fidelity", "tau")
+ROWS: Final = ("speed", "env", "week", "fidelity", "tau", "capacity", "hits", "shake")
 _WEEK_RPS: Final = 1.0
-# Prompts and outputs of big models' traces, for a small one.
-_LENGTH_SCALE: Final = 8.0
+_SATURATED: Final = 1.3  # times capacity
 _STATIC: Final[tuple[Mapping[str, TunableValue], ...]] = (
     {},
     {"kv_format": "int8"},
@@ -59,24 +54,6 @@ _STATIC: Final[tuple[Mapping[str, TunableValue], ...]] = (
     {"max_num_batched_tokens": 64},
     {"max_num_batched_tokens": 2048},
 )
-
-
-@dataclass(frozen=True)
-class Context:
-    """What rows need. ``traces``: folder of public traces, None for generated ones alone."""
-
-    model: Path
-    traces: Path | None
-    quick: bool
-    cpu_time: bool
-    log: Callable[[str], None]
-
-    def trace(self, name: str, fallback: str, duration_s: float) -> Trace:
-        """A public trace if its file is there, else a workload fitted to it."""
-        path = None if self.traces is None else self.traces / f"{name}.csv.gz"
-        if path is not None and path.is_file():
-            return load_trace(path)
-        return generate(CATALOGUE[fallback], duration_s=duration_s, seed=1)
 
 
 def speed(context: Context) -> dict[str, Any]:
@@ -144,50 +121,6 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Bench:
-    """A loaded model, its profile and its live engine: what the fidelity rows share."""
-
-    def __init__(self, context: Context) -> None:
-        import torch  # noqa: PLC0415
-
-        from engine.loader import load_model  # noqa: PLC0415
-        from envs.live_run import LiveEngineRun  # noqa: PLC0415
-
-        # One thread: two would wait for whatever else runs on the machine.
-        torch.set_num_threads(1)
-        self.context = context
-        self._loaded = load_model(context.model)
-        self.live: LiveEngineRun = LiveEngineRun(self._loaded, POOL_BYTES, cpu_time=context.cpu_time)
-        self.profile = self.measure()
-
-    def measure(self) -> Profile:
-        """The machine as it is now."""
-        from envs.live_run import CpuClock  # noqa: PLC0415
-        from envs.measured import measure_profile  # noqa: PLC0415
-
-        self.context.log("measuring a profile")
-        clock = CpuClock() if self.context.cpu_time else None
-        quick = self.context.quick
-        return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=quick, clock=clock)
-
-    def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
-        longest = self.profile.model.max_model_len
-        return SimOptions(POOL_BYTES, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
-
-    def case(
-        self,
-        trace: Trace,
-        values: Mapping[str, TunableValue],
-        repeats: int,
-        changes: Sequence[tuple[float, Patch]] = (),
-    ) -> Comparison:
-        """One trace, live several times and simulated once."""
-        options = self.options(values)
-        live = [figures(self.live.run(trace, options, changes).records) for _ in range(repeats)]
-        records, _ = simulate(self.profile.groups(), self.profile.latency_model(), trace, options, changes)
-        return compare(live, figures(records))
-
-
 def fidelity(context: Context) -> dict[str, Any]:
     """Windows of traces at shares of capacity, native, int8 and int4, two block sizes, and one run with switches."""
     bench = Bench(context)
@@ -205,7 +138,7 @@ def fidelity(context: Context) -> dict[str, Any]:
     ]
     rows: list[dict[str, Any]] = []
     for (name, fallback), share in itertools.product(sources, shares):
-        base = _small(context.trace(name, fallback, 600.0))
+        base = small(context.trace(name, fallback, 600.0))
         for index, values in enumerate([*settings, {}]):
             changes = switches if index == len(settings) else []
             if changes and share != shares[0]:
@@ -222,16 +155,30 @@ def fidelity(context: Context) -> dict[str, Any]:
     result: dict[str, Any] = {
         f"{name}_err_pct": statistics.median(row["error_pct"][name] for row in rows) for name in FIGURES
     }
+    result["saturated_throughput_err_pct"] = _saturated(bench, sources, seconds, repeats)
     result["live_spread_pct"] = {name: statistics.median(row["spread_pct"][name] for row in rows) for name in FIGURES}
     result["profile_error_pct"] = 100 * bench.profile.latency.steps.median if bench.profile.latency.steps else None
     result["fidelity_rows"] = rows
     return result
 
 
+def _saturated(bench: Bench, sources: Sequence[tuple[str, str]], seconds: float, repeats: int) -> float:
+    """Median error of the throughput past saturation, where latencies only say how long the run was."""
+    errors = []
+    for name, fallback in sources[:1] if bench.context.quick else sources:
+        base = small(bench.context.trace(name, fallback, 600.0))
+        rate = _SATURATED * capacity_rps(bench.profile.groups(), bench.profile.latency_model(), base, bench.options({}))
+        found = bench.case(at_rate(base, rate, seconds), {}, repeats)
+        errors.append(found.error_pct["throughput"])
+        spread = found.spread_pct["throughput"]
+        bench.context.log(f"fidelity: {name} at {_SATURATED:.0%}: throughput {errors[-1]:.1f} ({spread:.1f})")
+    return statistics.median(errors)
+
+
 def tau(context: Context) -> dict[str, Any]:
     """Static settings by median E2E under one load: do live engine and simulation rank them alike?"""
     bench = Bench(context)
-    base = _small(context.trace("azure2023_conv_train", "chat-steady", 600.0))
+    base = small(context.trace("azure2023_conv_train", "chat-steady", 600.0))
     rate = 0.8 * capacity_rps(bench.profile.groups(), bench.profile.latency_model(), base, bench.options({}))
     trace = at_rate(base, rate, 5.0 if context.quick else 12.0)
     live, simulated, spreads = [], [], []
@@ -247,12 +194,6 @@ def tau(context: Context) -> dict[str, Any]:
     return {"kendall_tau": value, "kendall_pairs": pairs}
 
 
-def _small(trace: Trace) -> Trace:
-    """For a small model: shorter, and no longer than it takes."""
-    small = scale(trace, Scaling(length_scale=_LENGTH_SCALE, max_requests=600, max_prompt_tokens=1500))
-    return replace(small, requests=tuple(r for r in small.requests if r.prompt_tokens + r.output_tokens < 4000))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry of the command line."""
     parser = argparse.ArgumentParser(prog="python -m envs.bench_sim", description=(__doc__ or "").split("\n")[0])
@@ -260,6 +201,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=MODEL, help="model folder of the fidelity rows (%(default)s)")
     parser.add_argument("--traces", type=Path, help="folder of public traces; generated ones without")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="of the fidelity rows (%(default)s)")
+    parser.add_argument("--shake-steps", type=int, default=1_000_000, help="random actions of row shake (%(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="that row shake uses (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="short: minutes in all")
     parser.add_argument("--json", type=Path, help="write the result here too")
     arguments = parser.parse_args(argv)
@@ -272,10 +215,13 @@ def main(argv: list[str] | None = None) -> int:
         arguments.traces,
         arguments.quick,
         arguments.clock == "cpu",
+        arguments.shake_steps,
+        arguments.processes,
         lambda text: print(text, flush=True),
     )
     rows: Mapping[str, Callable[[Context], dict[str, Any]]] = {
-        "speed": speed, "env": env, "week": week, "fidelity": fidelity, "tau": tau,
+        "speed": speed, "env": env, "week": week, "fidelity": fidelity, "tau": tau, "capacity": capacity, "hits": hits,
+        "shake": shaken,
     }  # fmt: skip
     result: dict[str, Any] = {
         "python": platform.python_version(),

@@ -23,20 +23,6 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class LinkModel:
-    """The link to host memory: bytes per second each way and a fixed time per transfer. None where unknown."""
-
-    bytes_per_s: float | None = None
-    transfer_s: float = 0.0
-
-    def transfer_ns(self, num_bytes: int) -> int:
-        """Time of one transfer. Raises ValueError while the rate is unknown."""
-        if self.bytes_per_s is None:
-            raise ValueError("the profile says nothing about the link to host memory")
-        return round(1e9 * (self.transfer_s + num_bytes / self.bytes_per_s))
-
-
-@dataclass(frozen=True)
 class LatencyModel:
     """Seconds per unit of every term, by name (a term left out costs nothing), and where the knee lies in tokens.
 
@@ -45,7 +31,6 @@ class LatencyModel:
 
     seconds: Mapping[str, float]
     knee_tokens: int = 1
-    link: LinkModel = field(default_factory=LinkModel)
     step_fs: tuple[int, ...] = field(init=False, repr=False)
     recode_fs: tuple[int, ...] = field(init=False, repr=False)
 
@@ -85,7 +70,7 @@ class LatencyModel:
         """A model whose terms (all, or those named) cost ``factor`` times as much."""
         chosen = set(only if only is not None else self.seconds)
         seconds = {name: value * (factor if name in chosen else 1.0) for name, value in self.seconds.items()}
-        return LatencyModel(seconds, self.knee_tokens, self.link)
+        return LatencyModel(seconds, self.knee_tokens)
 
 
 def _femtoseconds(seconds: Mapping[str, float], names: Sequence[str]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from envs.signals import Targets
@@ -109,6 +109,17 @@ class Ledger:
         figures = self.figures
         figures.tokens += times
         figures.gaps[gap_ns] = figures.gaps.get(gap_ns, 0) + times
+
+    def all_gaps(self, gaps_ns: Sequence[int], times: int) -> int:
+        """As many requests got another token each after every one of these gaps; returns how many of those were late,
+        which whoever calls adds to ``late_gaps``.
+        """
+        known = self.figures.gaps
+        self.figures.tokens += times * len(gaps_ns)
+        for gap_ns in gaps_ns:
+            known[gap_ns] = known.get(gap_ns, 0) + times
+        tbt_ns = self.tbt_ns
+        return sum([gap_ns > tbt_ns for gap_ns in gaps_ns]) if max(gaps_ns) > tbt_ns else 0
 
     def rejected(self, request: SimRequest) -> None:
         """Refused at admission."""

@@ -149,7 +149,12 @@ class LiveEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def action_masks(self) -> NDArray[np.int8]:
         """1 for every action that would change something now, and for nothing: int8 [actions]."""
-        return action_mask(self.observation.tunables, self.observation.held)
+        return action_mask(self.observation.tunables, {*self.observation.held, *self._out_of_reach()})
+
+    def _out_of_reach(self) -> tuple[str, ...]:
+        """Knobs that this engine refuses to move, whoever asks."""
+        has_host = self._last is None or self._last.gauges.host_pool_bytes
+        return () if has_host else ("host_offload",)
 
     def _observation(self) -> Observation:
         history = self._history

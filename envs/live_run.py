@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -28,14 +28,18 @@ from engine.core_stats import CoreStats
 from engine.core_thread import EngineThread
 from engine.events import NullSink
 from engine.request_delta import RequestDelta
+from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.stats import Counters
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue, default_values
+from envs.arrivals_feed import TraceFeed
+from envs.latency_model import LatencyModel
 from envs.ledger import Ledger, RequestRecord
 from envs.signals import Targets
 from envs.sim_request import SimRequest, make_request
-from envs.simulator import SimOptions
+from envs.simulator import Executor, SimOptions, Simulator
+from envs.step_recording import PlaybackClock, PlaybackRunner, RecordedStep, RecordingClock, RecordingRunner
 from envs.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -61,6 +65,20 @@ class CpuClock:
     def skip_to_ns(self, now_ns: int) -> None:
         """Nothing happens until then."""
         self._skipped_ns += max(0, now_ns - self.now_ns())
+
+
+class SkippingClock(Clock, Protocol):
+    """A clock of work done: where nobody has anything to do, time is skipped."""
+
+    def skip_to_ns(self, now_ns: int) -> None: ...
+
+
+@dataclass
+class RunRecord:
+    """What a simulation needs to go through the same run: every reading of the engine's clock, and its steps."""
+
+    readings: list[int]
+    steps: list[RecordedStep]
 
 
 @dataclass
@@ -109,8 +127,54 @@ class LiveEngineRun:
 
         Raises TimeoutError when requests have not ended within minutes.
         """
+        clock = CpuClock() if self._cpu_time else RealClock()
+        return self._run(trace, options, changes, clock, self._runner)
+
+    def record(
+        self, trace: Trace, options: SimOptions, changes: Sequence[tuple[float, Patch]] = ()
+    ) -> tuple[LiveOutcome, RunRecord]:
+        """The same in the processor's time, and a record of it."""
+        inner = CpuClock()
+        clock, runner = RecordingClock(inner), RecordingRunner(self._runner, inner)
+        outcome = self._run(trace, options, changes, clock, runner)
+        return outcome, RunRecord(clock.readings, runner.steps)
+
+    def play_back(
+        self, trace: Trace, options: SimOptions, record: RunRecord, changes: Sequence[tuple[float, Patch]] = ()
+    ) -> tuple[Counters, list[int]]:
+        """A simulation of a recorded run under its times; its counters, and the steps that it decided otherwise.
+
+        Raises IndexError when it takes more steps, or asks for the time more often, than the live engine did.
+        """
+        clock = PlaybackClock(record.readings)
+        runner = PlaybackRunner(record.steps, clock)
+        simulator = Simulator(
+            self._loaded.groups,
+            LatencyModel({}),
+            options,
+            TraceFeed(trace),
+            executor=Executor(runner, clock),
+        )
+        _play_in_cpu_time(self._moments(trace, options, changes), simulator.core, clock, Ledger(Targets()))
+        return simulator.scheduler.counters, runner.differing
+
+    def _moments(
+        self, trace: Trace, options: SimOptions, changes: Sequence[tuple[float, Patch]]
+    ) -> list[tuple[float, SimRequest | Patch]]:
+        return sorted([*self._requests(trace, options), *changes], key=lambda pair: pair[0])
+
+    def _run(
+        self,
+        trace: Trace,
+        options: SimOptions,
+        changes: Sequence[tuple[float, Patch]],
+        clock: Clock,
+        runner: Runner,
+    ) -> LiveOutcome:
+        if options.host_pool_bytes:
+            raise ValueError("a live run for comparison has no host tier")
         values: dict[str, TunableValue] = {**default_values(), **options.values}
-        counters, clock = Counters(), CpuClock() if self._cpu_time else RealClock()
+        counters = Counters()
         cache = self._cache(values, options, counters, clock)
         scheduler = Scheduler(
             cache,
@@ -124,7 +188,7 @@ class LiveEngineRun:
         core = EngineCore(
             scheduler,
             cache,
-            self._runner,
+            runner,
             values,
             clock,
             options=CoreOptions(
@@ -132,11 +196,10 @@ class LiveEngineRun:
             ),
             stats=CoreStats(counters),
         )
-        moments: list[tuple[float, SimRequest | Patch]] = [*self._requests(trace, options), *changes]
-        moments.sort(key=lambda pair: pair[0])
+        moments = self._moments(trace, options, changes)
         outcome = LiveOutcome(counters=counters)
         ledger = Ledger(Targets(), outcome.records.append)
-        if isinstance(clock, CpuClock):
+        if isinstance(clock, CpuClock | RecordingClock):
             _play_in_cpu_time(moments, core, clock, ledger)
         else:
             _play_in_real_time(moments, core, clock, ledger)
@@ -153,7 +216,7 @@ class LiveEngineRun:
 
 
 def _play_in_cpu_time(
-    moments: Sequence[tuple[float, SimRequest | Patch]], core: EngineCore, clock: CpuClock, ledger: Ledger
+    moments: Sequence[tuple[float, SimRequest | Patch]], core: EngineCore, clock: SkippingClock, ledger: Ledger
 ) -> None:
     start_ns, live = clock.now_ns(), {}
     coming = deque((start_ns + round(1e9 * at_s), what) for at_s, what in moments)

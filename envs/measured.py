@@ -11,8 +11,11 @@ import numpy as np
 from engine.clock import Clock
 from engine.errors import EngineError
 from engine.step_counts import RECODE_NAMES, RECODES
+from engine.transfers import EMULATED_LINK_SHARE, HostLink
 from envs.latency_fit import fit_recodes, fit_steps
-from envs.profile import Device, FitError, Group, Latency, Model, Profile, capacities, terms
+from envs.latency_model import LatencyModel
+from envs.offload import crossover_tokens
+from envs.profile import Device, FitError, Group, Latency, Model, Offload, Profile, capacities, terms
 
 if TYPE_CHECKING:
     from engine.loader import LoadedModel
@@ -40,7 +43,7 @@ def measure_profile(
     """
     import torch  # noqa: PLC0415
 
-    from engine.bandwidth import measure_bandwidth  # noqa: PLC0415
+    from engine.bandwidth import measure_bandwidth, measure_link  # noqa: PLC0415
     from engine.profiling.measure import Measurer  # noqa: PLC0415
     from engine.profiling.scenarios import scenarios  # noqa: PLC0415
     from engine.quality.digest import model_digest  # noqa: PLC0415
@@ -69,12 +72,18 @@ def measure_profile(
     steps = fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
     recodes = fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
     is_cuda = target.type == "cuda"
+    bandwidth = measure_bandwidth(target)
+    # A profile has one rate for both ways: what comes back is what somebody waits for.
+    rate = measure_link(target)[1] if is_cuda else bandwidth * EMULATED_LINK_SHARE
+    link = HostLink(rate, rate, is_emulated=not is_cuda)
+    prices = terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts))
+    model = LatencyModel({name: price.seconds for name, price in prices.items()}, steps.knee_tokens)
     return Profile(
         source="measured",
         created=created,
         device=Device(
             name=torch.cuda.get_device_name(target) if is_cuda else "cpu",
-            bandwidth_bytes_per_s=measure_bandwidth(target),
+            bandwidth_bytes_per_s=bandwidth,
             threads=None if is_cuda else torch.get_num_threads(),
         ),
         versions=versions,
@@ -90,11 +99,16 @@ def measure_profile(
         pool_bytes=pool_bytes,
         latency=Latency(
             knee_tokens=steps.knee_tokens,
-            terms=terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts)),
+            terms=prices,
             steps=FitError(**vars(steps.error)),
             recodes=FitError(**vars(recodes.error)),
         ),
         capacity=capacities(loaded.groups, pool_bytes),
+        offload=Offload(
+            bytes_per_s=rate,
+            crossover_tokens=crossover_tokens(loaded.groups, model, link, config.max_model_len),
+            emulated=link.is_emulated,
+        ),
         notes=["a quick measurement: few loads"] if quick else [],
     )
 

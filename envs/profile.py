@@ -18,7 +18,8 @@ from engine.errors import EngineError
 from engine.formats import BLOCK_SIZES, FORMATS, KVShape, class_for
 from engine.memory_model import GroupSpec, blocks_per_slab, pool_layout
 from engine.step_counts import ALL_TERMS
-from envs.latency_model import LatencyModel, LinkModel
+from engine.transfers import HostLink
+from envs.latency_model import LatencyModel
 from envs.reward import QualityTable, literature_quality
 
 VERSION = 1
@@ -112,10 +113,14 @@ class Capacity(_Strict):
 
 
 class Quality(_Strict):
-    """Relative loss of a token whose whole context is stored in a format, or evicted (None: not known)."""
+    """Relative loss of a token whose whole context is stored in a format, or evicted: in any way (None: not known), or
+    by the way of evicting. ``estimated``: published figures and guesses, nothing of this model.
+    """
 
     by_format: dict[str, _Seconds]
     evicted: _Seconds | None = None
+    evicted_by: dict[str, _Seconds] = {}
+    estimated: bool = False
 
 
 class Offload(_Strict):
@@ -152,17 +157,23 @@ class Profile(_Strict):
 
     def latency_model(self) -> LatencyModel:
         """What the terms cost. Raises ValueError for a term that this version does not know."""
-        link = LinkModel(self.offload.bytes_per_s, self.offload.transfer_s) if self.offload else LinkModel()
-        return LatencyModel(
-            {name: term.seconds for name, term in self.latency.terms.items()}, self.latency.knee_tokens, link
-        )
+        return LatencyModel({name: term.seconds for name, term in self.latency.terms.items()}, self.latency.knee_tokens)
+
+    def host_link(self) -> HostLink | None:
+        """The link to host memory, None where nothing is known of it."""
+        if self.offload is None:
+            return None
+        return HostLink(self.offload.bytes_per_s, self.offload.bytes_per_s, copy_s=self.offload.transfer_s)
 
     def quality_table(self) -> QualityTable | None:
         """What the formats cost this model, None where not measured. An unknown eviction costs what literature says."""
         if self.quality is None:
             return None
-        known = self.quality.evicted
-        return QualityTable(self.quality.by_format, literature_quality().evicted if known is None else known)
+        usual, known = literature_quality(), self.quality.evicted
+        by_way = {**usual.evicted_by, **({} if known is None else dict.fromkeys(usual.evicted_by, known))}
+        return QualityTable(
+            self.quality.by_format, usual.evicted if known is None else known, by_way | self.quality.evicted_by
+        )
 
     @property
     def estimated_terms(self) -> list[str]:

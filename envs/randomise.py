@@ -93,7 +93,7 @@ class Draw:
         """The latency model of this world."""
         rng = np.random.default_rng(self.terms_seed)
         seconds = {name: value * self.service * _factor(rng, self.terms) for name, value in model.seconds.items()}
-        return LatencyModel(seconds, model.knee_tokens, model.link)
+        return LatencyModel(seconds, model.knee_tokens)
 
     def workload(self, workload: Workload) -> Workload:
         """The workload of this world; its rate apart, which the generator takes."""

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 from numpy.typing import NDArray
 
+from engine.transfers import HostLink
 from engine.tunables import TunableValue, parse_change
 from envs.arrivals_feed import Feed, StreamFeed, TraceFeed
 from envs.latency_model import LatencyModel
@@ -77,8 +78,10 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
     ``workload``: a name of the catalogue, a :class:`envs.workload.generators.Workload`, or a Trace. ``rate_scale``
     multiplies its rate; 0.2 brings the default workload to what the default profile can and cannot serve in turns.
     ``pool_bytes``: of KV (None: the profile's). ``targets``: 2 s to the first token and 0.25 s between tokens.
-    ``values``: knobs at the start. ``held``: knobs that may not be moved. ``options``: further fields of
-    :class:`envs.simulator.SimOptions`. ``prefix_cache``: None follows the workload: on if its requests share prefixes.
+    ``values``: knobs at the start. ``held``: knobs that may not be moved. ``host_pool_bytes``: of a host tier behind
+    ``host_link``, the profile's unless given; without one ``host_offload`` cannot be moved. ``options``: further fields
+    of :class:`envs.simulator.SimOptions`. ``prefix_cache``: None follows the workload: on if its requests share
+    prefixes.
 
     ## Version history
     v0: first.
@@ -103,6 +106,8 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         actuation_delay_s: float = 0.0,
         metric_lag_s: float = 0.0,
         prefix_cache: bool | None = None,
+        host_pool_bytes: int = 0,
+        host_link: HostLink | None = None,
         options: Mapping[str, Any] | None = None,
         targets: Targets | None = None,
         weights: RewardWeights | None = None,
@@ -131,6 +136,9 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._randomise = randomise or Randomisation()
         self._delay_s, self._lag_s = actuation_delay_s, metric_lag_s
         self._prefix_cache = prefix_cache
+        self._host_pool_bytes, self._host_link = host_pool_bytes, host_link or self.profile.host_link()
+        if host_pool_bytes and self._host_link is None:
+            raise ValueError("a host pool needs a link, and the profile knows of none: give host_link")
         self._options = dict(options or {})
         self._targets = targets or DEFAULT_TARGETS
         self._weights = weights or RewardWeights()
@@ -242,6 +250,8 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
                 "prefix_cache": shares if self._prefix_cache is None else self._prefix_cache,
                 "bandwidth_bytes_per_s": self.profile.device.bandwidth_bytes_per_s,
                 "model_name": self.profile.model.name,
+                "host_pool_bytes": self._host_pool_bytes,
+                "host_link": self._host_link if self._host_pool_bytes else None,
                 **self._options,
                 "values": self._values,
                 "actuation_delay_s": self._delay_s + world.actuation_delay_s,

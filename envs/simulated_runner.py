@@ -18,6 +18,7 @@ from engine.step_counts import STEP_INDEX, StepCounter, Stored
 from envs.latency_model import FS_PER_NS, LatencyModel
 from envs.ledger import Ledger
 from envs.reward import QualityTable
+from envs.sim_host import HostStreams
 from envs.sim_request import SimRequest
 from envs.virtual_clock import VirtualClock
 
@@ -38,7 +39,7 @@ class _Share:
     """One sequence's part of a run's steps: at position p it costs ``cost_fs + growth_fs * (p + 1)``, likewise bytes.
 
     ``start``: its position at the run's first step. ``version``: of its newest table. ``lost``: tokens that it attends,
-    each times its loss.
+    each times its loss; ``loss_evicted``: that of evicted ones then.
     """
 
     start: int = 0
@@ -49,6 +50,7 @@ class _Share:
     growth_bytes: int = 0
     lost: float = 0.0
     lost_since: int = 0
+    loss_evicted: float = -1.0
 
 
 @dataclass
@@ -80,16 +82,20 @@ class SimulatedRunner:
         ledger: Ledger,
         quality: QualityTable,
         jitter: Jitter | None = None,
+        streams: HostStreams | None = None,
     ) -> None:
+        """``streams``: how blocks on the host are attended, where there is a host."""
         self.model = model
         self.kv_bytes_read = 0
         self.kv_bytes_written = 0
-        self.host_bytes_read = 0  # nothing is streamed here
+        self.host_bytes_read = 0
         self.host_wait_ns = 0
+        self._streams = streams
         self._clock = clock
         self._ledger = ledger
         self._counter = StepCounter(groups, knee_tokens=model.knee_tokens)
         self._loss = [quality.by_format[kind.name] for kind in FORMATS]
+        self._quality = quality
         self._loss_evicted = quality.evicted
         self._jitter = jitter or Jitter()
         self._random = np.random.default_rng(self._jitter.seed)
@@ -116,8 +122,14 @@ class SimulatedRunner:
 
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
         self._tables = cache
+        self._loss_evicted = self._quality.loss_evicted(cache.eviction)
         counter, ledger = self._counter, self._ledger
-        now_ns = self._clock.advance_ns(self._jittered(self.model.step_ns(counter.step(plan.sequences, cache))))
+        elapsed_ns = self._jittered(self.model.step_ns(counter.step(plan.sequences, cache)))
+        if self._streams is None:
+            self._clock.advance_ns(elapsed_ns)
+        else:
+            self.host_bytes_read, self.host_wait_ns = self._streams.run(elapsed_ns, plan.sequences, cache)
+        now_ns = self._clock.now_ns()
         self.kv_bytes_read, self.kv_bytes_written = counter.kv_bytes_read, counter.kv_bytes_written
         outputs = []
         for sequence in plan.sequences:
@@ -155,6 +167,7 @@ class SimulatedRunner:
 
     def begin(self, requests: Sequence[Request], positions: Sequence[int]) -> None:
         run = self._run = _Run()
+        self._loss_evicted = self._quality.loss_evicted(self._cache.eviction)
         for request, start in zip(requests, positions, strict=True):
             mine = cast("SimRequest", request)
             share = mine.share
@@ -177,9 +190,9 @@ class SimulatedRunner:
         counter, tables = self._counter, self._cache
         # Versions come from one counter for all tables, so the newest tells of any change.
         version = max([tables.table(request, group).version for group in range(len(counter.layers))])
-        if version == share.version:
+        if version == share.version and self._loss_evicted == share.loss_evicted:
             return
-        share.version = version
+        share.version, share.loss_evicted = version, self._loss_evicted
         cost = growth = num_bytes = growth_bytes = 0
         parts = counter.stored(request, tables)
         for layers, token_bytes, stored in zip(counter.layers, counter.token_bytes, parts, strict=True):
@@ -251,6 +264,29 @@ class SimulatedRunner:
         run.steps += 1
         run.last_ns = now_ns
         return now_ns
+
+    def steps(self, most: int, until_ns: int) -> list[int]:
+        run, ledger = self._run, self._ledger
+        number, begin = len(run.requests), run.steps
+        first_fs = run.cost_fs + self._step_fs + number * self._sequence_fs
+        first_fs += max(0, number - self.model.knee_tokens) * self._beyond_fs
+        growth_fs, is_even = run.growth_fs, not self._jitter.deviation
+        now_ns, gaps = self._clock.now_ns(), list[int]()
+        for step in range(begin, begin + most):
+            elapsed_ns = (first_fs + growth_fs * step) // FS_PER_NS
+            if not is_even:
+                elapsed_ns = self._jittered(elapsed_ns)
+            gaps.append(elapsed_ns)
+            now_ns += elapsed_ns
+            if now_ns >= until_ns:
+                break
+        self._clock.move_to_ns(now_ns)
+        done = len(gaps)
+        run.bytes_read += done * run.num_bytes + run.growth_bytes * (done * begin + done * (done - 1) // 2)
+        run.tokens += done * number
+        run.late += ledger.all_gaps(gaps, number)
+        run.steps, run.last_ns = begin + done, now_ns
+        return gaps
 
     def tokens(self, request: Request, number: int) -> list[int]:
         return [cast("SimRequest", request).token] * number

@@ -18,11 +18,14 @@ from engine.core import EngineCore
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import EventSink, NullSink
+from engine.link_times import Mover, TimedMover
 from engine.memory_model import GroupSpec
 from engine.request import FinishReason
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.stats import Counters, EngineStats, Gauges
+from engine.stream_layout import STAGING_PART
+from engine.transfers import HostLink
 from engine.tunable_state import Patch, PatchOutcome
 from engine.tunables import TunableValue, default_values
 from envs.arrivals_feed import Feed
@@ -30,6 +33,7 @@ from envs.latency_model import LatencyModel
 from envs.ledger import Ledger
 from envs.reward import QualityTable, literature_quality
 from envs.signals import Targets
+from envs.sim_host import HostStreams
 from envs.sim_request import SimRequest, make_request
 from envs.simulated_runner import Jitter, SimulatedRunner
 from envs.virtual_clock import VirtualClock
@@ -50,7 +54,8 @@ class SimOptions:
     whose first token has not come after this cancels. ``prefix_cache``: whether requests take part in it.
     ``bandwidth_bytes_per_s``: what the engine says of its device. ``jump``: take runs of decode steps at once.
     ``recode_share``: of a step's time that recoding may add, in place of ``recode_budget_tokens`` (an engine on a CPU
-    works so: 0.15).
+    works so: 0.15). ``host_pool_bytes``: of host memory for KV, behind ``host_link``; as in an engine, a part of the
+    pool is then for streaming from it.
     """
 
     pool_bytes: int
@@ -70,6 +75,22 @@ class SimOptions:
     jump: bool = True
     jitter: Jitter = field(default_factory=Jitter)
     model_name: str = "simulated"
+    host_pool_bytes: int = 0
+    host_link: HostLink | None = None
+
+    @property
+    def staging_bytes(self) -> int:
+        """The part of the pool that is set apart for streaming from the host."""
+        return self.pool_bytes // STAGING_PART if self.host_pool_bytes else 0
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What carries plans out in place of the latency model, and the clock that it moves. Takes single steps."""
+
+    runner: Runner
+    clock: VirtualClock
+    mover: Mover | None = None
 
 
 class Simulator:
@@ -88,20 +109,20 @@ class Simulator:
         ledger: Ledger | None = None,
         quality: QualityTable | None = None,
         events: EventSink | None = None,
-        executor: tuple[Runner, VirtualClock] | None = None,
+        executor: Executor | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``executor``: another runner and the clock that it moves, a recording's say; it takes single steps.
-        ``eos_token_ids``: tokens that end a request which heeds them; those of a feed have no such token.
+        """``executor``: a recording, say. ``eos_token_ids``: tokens that end a request which heeds them; a feed
+        has no such token.
         """
         values = {**default_values(), **options.values}
         self.options = options
-        self.clock = VirtualClock() if executor is None else executor[1]
+        self.clock = VirtualClock() if executor is None else executor.clock
         self.ledger = ledger or Ledger(Targets())
         sink, counters = events or NullSink(), Counters()
         self.cache = CacheManager(
             groups,
-            options.pool_bytes,
+            options.pool_bytes - options.staging_bytes,
             values,
             recent_tokens=options.recent_tokens,
             sinks=options.sinks,
@@ -109,6 +130,9 @@ class Simulator:
             clock=self.clock,
             events=sink,
             counters=counters,
+            host_pool_bytes=options.host_pool_bytes,
+            link=options.host_link,
+            staging_bytes=options.staging_bytes,
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -121,13 +145,20 @@ class Simulator:
             eos_token_ids=eos_token_ids,
             recode_tokens_per_step=0 if options.recode_share else options.recode_budget_tokens,
         )
+        mover: Mover | None = None
+        streams: HostStreams | None = None
+        if executor is not None:
+            mover = executor.mover
+        elif options.host_pool_bytes and options.host_link is not None:
+            mover = timed = TimedMover(options.host_link, self.clock)
+            streams = HostStreams(groups, timed.line, self.clock)
         self.runner = SimulatedRunner(
-            model, groups, self.clock, self.ledger, quality or literature_quality(), options.jitter
+            model, groups, self.clock, self.ledger, quality or literature_quality(), options.jitter, streams
         )
         self.core = EngineCore(
             self.scheduler,
             self.cache,
-            self.runner if executor is None else executor[0],
+            self.runner if executor is None else executor.runner,
             values,
             self.clock,
             options=CoreOptions(
@@ -139,6 +170,7 @@ class Simulator:
             ),
             stats=CoreStats(counters),
             probe=_Probe(options.bandwidth_bytes_per_s),
+            mover=mover,
         )
         self._feed = feed
         self._live: dict[str, SimRequest] = {}
@@ -188,6 +220,7 @@ class Simulator:
                 self._work(limit_ns)
             elif self.core.has_background_work:
                 self.core.background()
+                self._wait(limit_ns)
             else:
                 self.clock.move_to_ns(limit_ns)
         self._take_commands()
@@ -212,10 +245,13 @@ class Simulator:
         before_ns = self.now_ns
         self.step()
         if self.now_ns == before_ns:
-            # An empty plan: the engine's thread waits for room, or for a command.
-            pause_s = self.core.pause_s
-            pause_ns = limit_ns - before_ns if pause_s is None else round(1e9 * pause_s)
-            self.clock.move_to_ns(min(limit_ns, before_ns + pause_ns))
+            self._wait(limit_ns)  # an empty plan
+
+    def _wait(self, limit_ns: int) -> None:
+        """As long as the engine's thread would: for room, for a copy, or for a command."""
+        pause_s = self.core.pause_s
+        pause_ns = limit_ns - self.now_ns if pause_s is None else round(1e9 * pause_s)
+        self.clock.move_to_ns(min(limit_ns, self.now_ns + pause_ns))
 
     def step(self) -> None:
         """One step of the engine, whatever the time."""

@@ -118,7 +118,14 @@ def observe(view: View, *, stamp_ns: int, observed_s: float, held: Collection[st
 
 def all_changes(tunables: Mapping[str, Tunable] = TUNABLES) -> tuple[Change, ...]:
     """Every change there is; action ``i`` > 0 means ``all_changes()[i - 1]``."""
+    return _CHANGES if tunables is TUNABLES else _changes(tunables)
+
+
+def _changes(tunables: Mapping[str, Tunable]) -> tuple[Change, ...]:
     return tuple(Change(name, value) for name, tunable in tunables.items() for value in tunable.values)
+
+
+_CHANGES: Final = _changes(TUNABLES)  # asked for at every step
 
 
 def action_space(tunables: Mapping[str, Tunable] = TUNABLES) -> Discrete:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Final
 
 from engine.stats import HISTOGRAM_BUCKETS, EngineStats, Histogram
@@ -114,11 +115,11 @@ def _difference(earlier: object, later: object) -> Histogram | None:
         return None
     if len(earlier.counts) != HISTOGRAM_BUCKETS or len(later.counts) != HISTOGRAM_BUCKETS:
         return None
-    counts: list[int] = []
-    for now, before in zip(later.counts, earlier.counts, strict=True):
-        if type(now) is not int or type(before) is not int or not before <= now <= _ABSURD_COUNT:
-            return None
-        counts.append(now - before)
+    if {*map(type, later.counts), *map(type, earlier.counts)} != {int} or max(later.counts) > _ABSURD_COUNT:
+        return None
+    counts = list(map(sub, later.counts, earlier.counts))
+    if min(counts) < 0:
+        return None
     total_now, total_before = number(later.sum_s), number(earlier.sum_s)
     if total_now is None or total_before is None:
         return None

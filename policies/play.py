@@ -14,6 +14,7 @@ from policies.base import Policy
 from policies.guard import Guard, GuardContext, native_fits
 from policies.tails import Tail
 
+OVERLOADED_SHARE: Final = 0.1  # of all requests, refused or still waiting at the end
 MOST_ROWS: Final = 2000  # points of a plot; longer runs keep every n-th tick
 
 
@@ -52,9 +53,8 @@ class Move:
 
 @dataclass
 class Played:
-    """What came of it. Requests that are under way at the end are offered and nothing else.
-
-    ``decision_ns``: processor time of every decision, guard included.
+    """What came of it. Requests that are under way at the end are offered and nothing else; ``waiting`` of them do not
+    run then. ``decision_ns``: processor time of every decision, guard included.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Played:
     recoded_tokens: int = 0
     pool_bytes: int = 0
     decision_ns: list[int] = field(default_factory=list)
+    waiting: int = 0
     ttft: Tail = field(default_factory=Tail)
     tbt: Tail = field(default_factory=Tail)
     moves: list[Move] = field(default_factory=list)
@@ -84,6 +85,11 @@ class Played:
     def goodput_rps(self) -> float:
         """Requests inside all targets per second."""
         return self.good / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether more came than was served: some were refused, or wait at the end, and those are not just a few."""
+        return self.rejected + self.waiting > OVERLOADED_SHARE * self.offered
 
     @property
     def attainment(self) -> float | None:
@@ -181,7 +187,7 @@ def _add(result: Played, env: SimulatedEngine, info: dict[str, Any], interval_s:
     for ttft_ns in figures.ttft_ns:
         result.ttft.add(ttft_ns)
     result.tbt.add_all(figures.gaps)
-    result.pool_bytes = gauges.kv_pool_bytes
+    result.pool_bytes, result.waiting = gauges.kv_pool_bytes, gauges.waiting
     if not keep_row:
         return
     resident: dict[str, int] = {}

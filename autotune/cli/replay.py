@@ -149,7 +149,6 @@ def _load(name: str, scaling: Scaling, start_s: float, *, skip_bad_lines: bool) 
     from envs.workload.loaders import load_trace  # noqa: PLC0415
     from envs.workload.scaling import scale  # noqa: PLC0415
     from envs.workload.splits import window  # noqa: PLC0415
-    from envs.workload.trace import TraceError  # noqa: PLC0415
 
     path = Path(name)
     if name in CATALOGUE and not path.exists():
@@ -163,7 +162,7 @@ def _load(name: str, scaling: Scaling, start_s: float, *, skip_bad_lines: bool) 
     elif path.is_file():
         loaded = load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=scaling.rate_rps, seed=scaling.seed)
     else:
-        raise TraceError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
+        raise CliError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})", 2)
     return scale(window(loaded, start_s) if start_s else loaded, scaling)
 
 

@@ -36,6 +36,9 @@ def simulate(
     rate_scale: Annotated[float, typer.Option(help="Multiply the arrival rate by this.")] = 1.0,
     length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths of a trace by this.")] = 1.0,
     kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    host_pool_bytes: Annotated[
+        str | None, typer.Option(help="KV pool in host memory, like 2G, over the profile's link; none if absent.")
+    ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 1.0,
     ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 1.0,
     tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.1,
@@ -61,6 +64,7 @@ def simulate(
     console = Console(stderr=str(json_out) == "-", highlight=False)
     try:
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
+        host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
         targets = Targets(ttft_target, tbt_target)
         _check_positive(
             {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
@@ -75,6 +79,7 @@ def simulate(
                 env = SimulatedEngine(
                     found, traffic, rate_scale=rate_scale, pool_bytes=pool_bytes, interval_s=interval, warm_up_s=0.0,
                     episode_s=seconds, repeats=False, values=who.values, targets=targets,
+                    host_pool_bytes=host_bytes,
                 )  # fmt: skip
                 results.append(
                     play(
@@ -131,7 +136,7 @@ def _progress(console: Console) -> Any:
 def _show(console: Console, results: list[Played], setting: Any) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from autotune.simulation.report import rows  # noqa: PLC0415
+    from autotune.simulation.report import overload_note, rows  # noqa: PLC0415
 
     header, cells = rows(results)
     # Policies as columns: names of figures are short, and a terminal is narrow.
@@ -146,6 +151,9 @@ def _show(console: Console, results: list[Played], setting: Any) -> None:
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"profile: {setting.profile}", markup=False, soft_wrap=True)
     console.print(table)
+    overload = overload_note(results)
+    if overload is not None:
+        console.print(overload, markup=False, soft_wrap=True, style="yellow")
     speeds = [f"{played.offered / played.wall_s:.0f}" for played in results if played.wall_s]
     console.print(f"simulated requests per second: {', '.join(speeds)}")
 

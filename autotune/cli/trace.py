@@ -236,7 +236,7 @@ def _load(name: str, *, skip_bad_lines: bool, rate: float | None, seed: int, unt
         factor = 1.0 if rate is None else rate / workload.mean_rps
         return generate_trace(workload, duration_s=max(_INSPECTED_S, until_s), seed=seed, rate_scale=factor)
     if not path.is_file():
-        raise CliError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
+        raise CliError(f"{name}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})", 2)
     return load_trace(path, skip_bad_lines=skip_bad_lines, rate_rps=rate, seed=seed)
 
 

@@ -45,6 +45,16 @@ def rows(results: Sequence[Played]) -> tuple[list[str], list[list[str]]]:
     return header, [_cells(played) for played in results]
 
 
+def overload_note(results: Sequence[Played]) -> str | None:
+    """One line where more was offered than policies could serve, None where they could."""
+    over = [
+        f"{one.name} served {one.completed} of {one.offered} ({one.rejected} refused, {one.waiting} waiting at the end)"
+        for one in results
+        if one.is_overloaded
+    ]
+    return f"the offered load is beyond capacity: {'; '.join(over)}; lower it with --rate-scale" if over else None
+
+
 def _cells(played: Played) -> list[str]:
     hits = played.cached_tokens / played.queried_tokens if played.queried_tokens else None
     return [
@@ -74,6 +84,9 @@ def html(results: Sequence[Played], setting: Setting) -> str:
     body = [f"<h1>Simulated: {escape(setting.workload)}</h1>"]
     if setting.is_estimated:
         body.append('<p class="warn"><b>Estimated.</b> Some step times of this profile were never measured.</p>')
+    overload = overload_note(results)
+    if overload is not None:
+        body.append(f'<p class="warn">{escape(overload[0].upper() + overload[1:])}.</p>')
     targets = setting.targets
     body.append(
         f"<p>{escape(setting.profile)}. Targets: first token {targets.ttft_s:g} s, {targets.quantile:.0%} of "

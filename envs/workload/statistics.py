@@ -20,9 +20,10 @@ WINDOWS_S: Final = (1, 10, 60)
 class Summary:
     """Of one trace. None: cannot be told, because the trace is too short or says nothing of it.
 
-    ``peak_rps`` and ``dispersion`` (variance over mean of the requests per window, 1 for Poisson) are keyed by window
-    in seconds, ``prompt`` and ``output`` by percentile and ``mean`` and ``max``, in tokens. ``gap_cv``: coefficient of
-    variation of the gaps between arrivals. ``hit_ratio``: share of prompt tokens that an endless cache would hit.
+    ``peak_rps`` (of the busiest window, wherever it begins) and ``dispersion`` (variance over mean of the requests per
+    window, 1 for Poisson) are keyed by window in seconds, ``prompt`` and ``output`` by percentile and ``mean`` and
+    ``max``, in tokens. ``gap_cv``: coefficient of variation of the gaps between arrivals. ``hit_ratio``: share of
+    prompt tokens that an endless cache would hit.
     """
 
     name: str
@@ -52,12 +53,13 @@ def summarise(trace: Trace) -> Summary:
     span = trace.duration_s
     prompts = np.asarray([request.prompt_tokens for request in trace.requests])
     outputs = np.asarray([request.output_tokens for request in trace.requests])
+    # The trace goes on for about a gap after its last request.
+    whole = span * len(times) / (len(times) - 1) if len(times) > 1 else 0.0
     peaks, dispersion = {}, {}
     for window in WINDOWS_S:
-        if span >= 2 * window:  # of whole windows: the last, cut one would look calm
-            counts = np.bincount((times // window).astype(np.int64))[: int(span // window)]
-            peaks[str(window)] = float(counts.max()) / window
-            dispersion[str(window)] = float(counts.var() / counts.mean()) if counts.any() else 0.0
+        if whole >= 2 * window:
+            peaks[str(window)] = _busiest(times, window) / window
+            dispersion[str(window)] = _dispersion(times, whole, window)
     return Summary(
         name=trace.name,
         requests=len(trace.requests),
@@ -80,6 +82,20 @@ def summarise(trace: Trace) -> Summary:
 def arrival_times(trace: Trace) -> NDArray[np.float64]:
     """Arrival of every request, in seconds."""
     return np.asarray([request.arrival_s for request in trace.requests], dtype=np.float64)
+
+
+def _busiest(times: NDArray[np.float64], window_s: float) -> int:
+    """Most requests in any window of this length, wherever it begins."""
+    return int((np.searchsorted(times, times + window_s, side="left") - np.arange(len(times))).max())
+
+
+def _dispersion(times: NDArray[np.float64], whole_s: float, window_s: float) -> float:
+    """Variance over mean of the requests per window. The whole is cut into equal windows of about this length: one
+    that is cut short would look calm, and one left out may be the busiest.
+    """
+    number = round(whole_s / window_s)
+    counts = np.bincount((times * (number / whole_s) + 1e-9).astype(np.int64), minlength=number)
+    return float(counts.var() / counts.mean())
 
 
 def _lengths(tokens: NDArray[np.int64]) -> dict[str, float]:

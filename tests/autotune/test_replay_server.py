@@ -282,7 +282,7 @@ def test_the_command_fails_in_one_line(fake: FakeServer, tmp_path: Path, capsys:
     fake.behaviour = "busy"
     for code, words, arguments in (
         (1, "broken.csv:3: expected a number of tokens in 'prompt_tokens', got 'x'", [str(broken)]),
-        (1, "no such file, nor a built-in workload (chat-steady", ["nothing.csv"]),
+        (2, "no such file, nor a built-in workload (chat-steady", ["nothing.csv"]),
         (2, "length_scale must be a number > 0", [str(good), "--length-scale", "0"]),
         (2, "not the address of a server", [str(good), "--url", "ftp://x"]),
         (2, "--timeout must be > 0", [str(good), "--timeout", "-1"]),

@@ -150,3 +150,32 @@ def test_profile_refuses_unknown_devices_and_places(tmp_path: Path) -> None:
         result = run("profile", tmp_path / "config.json", *arguments)
         assert isinstance(result.exception, CliError)
         assert message in str(result.exception)
+
+
+def test_a_load_beyond_capacity_is_said_in_one_line(tmp_path: Path) -> None:
+    result = run("simulate", "reasoning-long", "--policy", "none", "--duration", 60)
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if "beyond capacity" in line]
+    assert len(lines) == 1
+    assert "none served" in lines[0]
+    assert "--rate-scale" in lines[0]
+    report = tmp_path / "r.html"
+    assert "beyond capacity" not in run("simulate", trace_file(tmp_path / "t.csv"), "--html", report).output
+    assert "beyond capacity" not in report.read_text()
+
+
+def test_a_host_tier_can_be_simulated(tmp_path: Path) -> None:
+    arguments = ("simulate", trace_file(tmp_path / "t.csv"), "--policy", "static:host_offload=on")
+    result = run(*arguments, "--host-pool-bytes", "1G")
+    assert result.exit_code == 0, result.output
+    refused = run(*arguments).exception
+    assert isinstance(refused, CliError)
+    assert refused.code == 2
+    assert "--host-pool-bytes" in str(refused)
+
+
+@pytest.mark.parametrize("verb", ["simulate", "replay"])
+def test_an_unknown_workload_is_a_wrong_argument(verb: str) -> None:
+    refused = run(verb, "/no/such.csv").exception
+    assert isinstance(refused, CliError)
+    assert refused.code == 2

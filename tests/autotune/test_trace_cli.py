@@ -124,7 +124,7 @@ def test_replay_takes_a_start_and_a_rate(tmp_path: Path) -> None:
         (2, "takes no --envelope", ["generate", "regime-shift", "-o", "x", "--envelope", "e"]),
         (1, "cannot be read", ["generate", "diurnal", "-o", "x", "--envelope", "/none"]),
         (1, "nothing arrives", ["generate", "diurnal", "-o", "x", "--duration", "0.0001"]),
-        (1, "/none: no such file, nor a built-in workload", ["inspect", "/none"]),
+        (2, "/none: no such file, nor a built-in workload", ["inspect", "/none"]),
         (1, "no request arrives", ["inspect", "diurnal", "--start", "3590", "--duration", "0.0001"]),
         (1, "/none: cannot be read", ["import", "/none", "-o", "x"]),
         (2, "expected ROLE=COLUMN, got 'ts'", ["import", "f", "-o", "x", "--columns", "ts"]),

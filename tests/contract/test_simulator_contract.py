@@ -27,7 +27,7 @@ from engine.tunables import TUNABLES, default_values
 from envs.arrivals_feed import TraceFeed
 from envs.latency_model import LatencyModel
 from envs.sim_request import SimRequest
-from envs.simulator import SimOptions, Simulator
+from envs.simulator import Executor, SimOptions, Simulator
 from envs.step_recording import PlaybackRunner, RecordedStep, RecordingRunner
 from envs.virtual_clock import VirtualClock
 from envs.workload.trace import TraceRequest, from_requests
@@ -163,7 +163,7 @@ def simulated(
     )
     nothing = TraceFeed(from_requests("none", [TraceRequest(1.0, 1, 1)]))
     simulator = Simulator(
-        loaded.groups, LatencyModel({}), options, nothing, events=sink, executor=(runner, clock),
+        loaded.groups, LatencyModel({}), options, nothing, events=sink, executor=Executor(runner, clock),
         eos_token_ids=loaded.eos_token_ids,
     )  # fmt: skip
     outputs: dict[str, list[int]] = {}

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.clock import ManualClock
-from engine.links import EmulatedLink, EmulatedMover
+from engine.link_times import EmulatedLink
+from engine.links import EmulatedMover
 from engine.transfers import Direction, HostLink, Transfer
 from kernels import ops
 

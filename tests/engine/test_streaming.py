@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.clock import ManualClock
-from engine.links import EmulatedLink
+from engine.link_times import EmulatedLink
 from engine.stream_layout import stream_buffers, stream_slot_bytes
 from engine.streaming import EmulatedStreamer, GroupStream, StreamPlanner, expand
 from engine.transfers import HostLink

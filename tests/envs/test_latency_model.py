@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.step_counts import ALL_TERMS, RECODE_INDEX, RECODE_NAMES, STEP_INDEX, STEP_NAMES
 from envs.latency_fit import fit_recodes, fit_steps
-from envs.latency_model import LatencyModel, LinkModel
+from envs.latency_model import LatencyModel
 from envs.nnls import nnls
 
 TRUE = {
@@ -126,9 +126,3 @@ def test_nnls_of_linearly_dependent_terms_still_fits() -> None:
 def test_impossible_coefficients_are_refused(seconds: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="latency term"):
         LatencyModel(seconds)
-
-
-def test_link_times_and_an_unknown_link() -> None:
-    assert LinkModel(1e9, 1e-5).transfer_ns(10**6) == 1_010_000
-    with pytest.raises(ValueError, match="link"):
-        LinkModel().transfer_ns(1)

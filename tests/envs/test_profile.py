@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from autotune import profiling
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.core_stats import Distributions
@@ -223,3 +225,45 @@ def test_vllms_page_is_read_under_either_name(old: bool) -> None:
 def test_another_servers_page_is_refused() -> None:
     with pytest.raises(ValueError, match="neither"):
         window({}, {"llamacpp:prompt_tokens_total": 1.0})
+
+
+def test_a_profile_charges_every_way_of_evicting() -> None:
+    profile = estimated()
+    assert profile.quality is not None
+    assert profile.quality.estimated
+    table = profile.quality_table()
+    assert table is not None
+    assert table.loss_evicted("heavy_hitter") < table.loss_evicted("window")
+    measured = profile.model_copy(
+        update={"quality": Quality(by_format=profile.quality.by_format, evicted_by={"heavy_hitter": 0.01})}
+    ).quality_table()
+    assert measured is not None
+    assert measured.loss_evicted("heavy_hitter") == 0.01
+    assert measured.loss_evicted("window") == table.loss_evicted("window")
+
+
+def test_what_evictions_cost_is_read_from_a_quality_table() -> None:
+    """Keeping 512 of 2,048 costs 3 %: all of it 4 %; the dearest row of a way counts, and rows of two knobs only."""
+
+    def row(increase_pct: float, **values: Any) -> Any:
+        return SimpleNamespace(values=values, judged=SimpleNamespace(increase_pct=increase_pct))
+
+    rows = {
+        "a": row(3.0, eviction="window", keep_tokens=512),
+        "b": row(1.0, eviction="window", keep_tokens=1024),
+        "c": row(-0.2, eviction="heavy_hitter", keep_tokens=512),
+        "d": row(9.0, kv_format="int4"),
+    }
+    table: Any = SimpleNamespace(conditions={"prompt_tokens": 2048}, settings=rows)
+    assert profiling._evictions(table) == pytest.approx({"window": 0.04, "heavy_hitter": 0.0})
+
+
+def test_profiles_say_what_the_link_to_the_host_is_worth() -> None:
+    for device in ("H200", "L4"):
+        profile = estimated(device)
+        assert profile.offload is not None
+        assert profile.offload.crossover_tokens is not None
+        link = profile.host_link()
+        assert link is not None
+        assert link.in_bytes_per_s == profile.offload.bytes_per_s
+    assert estimated().model_copy(update={"offload": None}).host_link() is None

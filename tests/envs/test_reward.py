@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,18 @@ def test_more_loss_never_pays() -> None:
     assert loss_per_token(busy(), QUALITY) == 0
     assert loss_per_token(busy(formats={"fp3": 10}), QUALITY) is None
     assert loss_per_token(StatsWindow(None, None), QUALITY) is None
+
+
+def test_evicted_tokens_are_charged_by_the_way_of_evicting() -> None:
+    quality = replace(QUALITY, evicted_by={"heavy_hitter": 0.04})
+    window = busy(formats={"native": 100}, evicted=100)
+    assert window.after is not None
+    for way, loss in (("none", 0.2), ("window", 0.2), ("heavy_hitter", 0.04), (None, 0.2)):
+        window.after.effective = {"eviction": way}  # type: ignore[dict-item]
+        assert loss_per_token(window, quality) == pytest.approx(loss / 2)
+    assert literature_quality().loss_evicted("heavy_hitter") < literature_quality().loss_evicted("window")
+    with pytest.raises(ValueError, match="loss"):
+        replace(QUALITY, evicted_by={"window": -0.1})
 
 
 def test_switching_is_paid_once_by_cost_class() -> None:

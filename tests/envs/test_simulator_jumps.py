@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.events import ListSink
 from engine.formats import KVShape
 from engine.memory_model import GroupSpec
+from engine.transfers import HostLink
 from engine.tunable_state import Patch
 from engine.tunables import TUNABLES
 from envs.arrivals_feed import TraceFeed
@@ -33,6 +34,7 @@ MODEL = LatencyModel(
     knee_tokens=4,
 )  # fmt: skip
 KNOBS = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_seqs", "max_num_batched_tokens")
+LINK = HostLink(2e8, 2e8, copy_s=1e-5)
 
 
 def groups_of(number: int) -> list[GroupSpec]:
@@ -56,9 +58,10 @@ def build(
 ) -> tuple[Simulator, ListSink, list[RequestRecord]]:
     sink, records = ListSink(), []  # type: ignore[var-annotated]
     groups = groups_of(rng.choice((1, 1, 2)))
+    has_host = rng.random() < 0.3
     slabs = sum(group.shape.block_bytes(kind, 256) for group in groups for kind in (native(),))
     options = SimOptions(
-        pool_bytes=slabs * rng.randint(3, 12),
+        pool_bytes=slabs * rng.randint(4 if has_host else 3, 12),
         max_model_len=400,
         values={
             "kv_format": rng.choice(("native", "native", "int8", "int4")),
@@ -67,6 +70,7 @@ def build(
             "keep_tokens": TUNABLES["keep_tokens"].values[0],
             "max_num_seqs": rng.choice((2, 8, 64)),
             "max_num_batched_tokens": rng.choice((64, 512)),
+            "host_offload": rng.choice(("off", "on")) if has_host else "off",
         },
         max_waiting=rng.choice((3, 256)),
         recent_tokens=rng.choice((0, 32)),
@@ -77,6 +81,8 @@ def build(
         prefix_cache=rng.random() < 0.7,
         jump=jump,
         jitter=Jitter(jitter, 3),
+        host_pool_bytes=slabs * rng.randint(2, 8) if has_host else 0,
+        host_link=LINK,
     )
     ledger = Ledger(Targets(0.05, 0.004), records.append)
     return Simulator(groups, MODEL, options, TraceFeed(trace), ledger=ledger, events=sink), sink, records
@@ -95,7 +101,7 @@ def disturb(simulator: Simulator, rng: random.Random) -> None:
         if rng.random() < 0.3:
             simulator.cancel(str(rng.randrange(20)), simulator.now_ns + rng.randrange(10**8))
         else:
-            knob = rng.choice(KNOBS)
+            knob = rng.choice((*KNOBS, "host_offload") if simulator.cache.host is not None else KNOBS)
             simulator.apply(Patch({knob: rng.choice(TUNABLES[knob].values)}, "test"))
     simulator.drain(300.0)
 

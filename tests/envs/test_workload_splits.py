@@ -148,11 +148,28 @@ def test_statistics_of_a_known_trace() -> None:
     assert summary.requests == 120
     assert summary.mean_rps == pytest.approx(1.0)
     assert summary.gap_cv == pytest.approx(0.0)
-    assert summary.peak_rps == {"1": 1.0, "10": 1.0}
-    assert summary.dispersion == {"1": 0.0, "10": 0.0}
+    assert summary.peak_rps == {"1": 1.0, "10": 1.0, "60": 1.0}
+    assert summary.dispersion == pytest.approx({"1": 0.0, "10": 0.0, "60": 0.0})
     assert summary.prompt == {"p50": 250, "p90": 400, "p95": 400, "p99": 400, "mean": 250, "max": 400}
     assert summary.sources == 2
     # All but two second blocks and one first block are hits; what lies behind two blocks is each request's own.
     assert summary.hit_ratio == pytest.approx((120 * 100 - 50 - 50 - 50) / 30_000)
     alone = summarise(Trace("t", (TraceRequest(0.0, 5, 5),)))
     assert (alone.mean_rps, alone.gap_cv, alone.hit_ratio) == (None, None, None)
+
+
+def test_a_storm_in_the_last_part_of_a_window_is_counted() -> None:
+    """One request every 2 s for 60 s, then 50 within half a second: the busiest second and ten, and no calm trace."""
+    calm = [TraceRequest(2.0 * i, 10, 10) for i in range(30)]
+    storm = [TraceRequest(62.0 + 0.01 * i, 10, 10) for i in range(50)]
+    summary, without = (summarise(Trace("t", tuple(requests))) for requests in ([*calm, *storm], calm))
+    assert summary.peak_rps["1"] == 50.0
+    assert summary.peak_rps["10"] == 5.3
+    assert summary.dispersion["10"] > 20 * max(0.1, without.dispersion["10"])
+
+
+def test_a_storm_across_two_windows_is_one() -> None:
+    storm = [TraceRequest(9.5 + 0.1 * i, 10, 10) for i in range(10)]
+    quiet = [TraceRequest(0.0, 10, 10), TraceRequest(40.0, 10, 10)]
+    requests = sorted([*quiet, *storm], key=lambda request: request.arrival_s)
+    assert summarise(Trace("t", tuple(requests))).peak_rps["1"] == 10.0
