@@ -37,6 +37,9 @@ KNOBS: Final = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_b
 """The knobs whose effect is predicted, in the order of the columns of an array of settings."""
 _FORMAT, _BLOCK, _EVICTION, _KEEP, _BUDGET, _SEQS = range(len(KNOBS))
 _TAIL: Final = 1.64  # of a normal distribution, 95 %
+_ROUNDS: Final = 2
+_NONE, _ALL = np.zeros(1), np.ones(1)
+_MANY: Final = 1e6
 _ALMOST: Final = 0.999  # of what can be served: beyond, a queue has no steady state
 
 
@@ -56,8 +59,8 @@ class Effect:
 
     ``kv_occupancy``: share of the pool that requests hold. ``running``: sequences that decode. ``ttft_s``, ``tbt_s``: at
     the targets' quantile. ``served_rps``: completions. ``most_rps``: arrivals beyond which requests queue up.
-    ``goodput_share``: of arrivals, inside all targets. ``quality``: relative loss per generated token.
-    ``preemption_risk``: 0 to 1. ``converge_s``: until what is resident has the class asked for.
+    ``goodput_share``: of arrivals, inside all targets. ``quality``: relative loss per generated token,
+    ``dropped``: share of context that eviction drops. ``preemption_risk``: 0 to 1. ``converge_s``: until what is resident has the class asked for.
     """
 
     kv_occupancy: float
@@ -68,6 +71,7 @@ class Effect:
     most_rps: float
     goodput_share: float
     quality: float
+    dropped: float
     preemption_risk: float
     converge_s: float
 
@@ -84,6 +88,7 @@ class Effects:
     most_rps: Floats
     goodput_share: Floats
     quality: Floats
+    dropped: Floats
     preemption_risk: Floats
     converge_s: Floats
 
@@ -121,7 +126,7 @@ class EffectModel:
     ) -> None:
         self.targets = targets
         self.facts = facts or EngineFacts()
-        self._evicted_loss = quality.evicted
+        self.evicted_loss = quality.evicted
         self._knee = float(model.knee_tokens)
         self._layers = sum(len(group.layers) for group in groups)
         self._windows = [(len(group.layers) / self._layers, group.window) for group in groups]
@@ -173,30 +178,27 @@ class EffectModel:
         most_seqs = self._seqs[settings[:, _SEQS]]
 
         # How many decode, if all fitted. What prompts take depends on the room that decodes leave, hence the rounds.
-        wanted = np.minimum(most_seqs, max(1.0, load.held_tokens / seen.mean))
-        busy = np.zeros(len(settings))
-        for _ in range(3):
+        inside = np.minimum(most_seqs, max(1.0, load.held_tokens / seen.mean))
+        busy = _NONE
+        for _ in range(_ROUNDS):
+            chunks = Chunks.of(times, inside, computed, busy)
+            busy = np.minimum(1.0, rate * chunks.alone_s)
+            wanted = times.balance(rate, steps, chunks.extra_s + recode_s, inside)
             inside = np.minimum(wanted, most_seqs)
-            chunks = Chunks.of(times.room(inside), computed, busy)
-            busy = np.minimum(1.0, rate * chunks.alone_s(times, inside))
-            wanted = times.balance(rate, steps, chunks.extra_s(times, inside) + recode_s, inside)
 
         # How many can. A prompt is native at first, and capacity arrives as recoding goes on.
         share, converge_s = self._share_soon(settings, held, load, times, now, horizon_s)
-        prompts = busy * load.prompt.mean / (self._capacity[0, settings[:, _BLOCK]] * pool_scale)
+        prompts = busy * (load.prompt.mean / pool_scale) / self._capacity[0, settings[:, _BLOCK]]
         most = np.maximum(1.0, np.minimum(most_seqs, (room - prompts) / share))
-        packed = Chunks.of(times.room(most), computed, np.ones(1))
-        most_rps = np.minimum(
-            1.0 / (times.decode_s(most) * steps / most + packed.extra_s(times, most) + recode_s),
-            1.0 / (packed.alone_s(times, most) + recode_s),
-        )
+        packed = Chunks.of(times, most, computed, _ALL)
+        most_rps = 1.0 / (np.maximum(packed.decode_s * steps / most + packed.extra_s, packed.alone_s) + recode_s)
         n = np.minimum(wanted, most)
         served = np.minimum(rate, most_rps)
-        chunks = Chunks.of(times.room(n), computed, busy)
+        chunks = Chunks.of(times, n, computed, busy)
         tbt_s, in_time = self._gaps(times, chunks, n, most, steps)
         ttft_s, prompt_share = self._first(times, chunks, n, most, most_rps, load, horizon_s)
-        spread = held.share * np.sqrt(np.minimum(wanted, 1e6)) + 1e-9
-        demand = np.minimum(wanted, 1e6) * held.share + prompts
+        wanted = np.minimum(wanted, _MANY)
+        demand, spread = wanted * held.share + prompts, held.share * np.sqrt(wanted) + 1e-9
         lost = self._loss[kind] * held.lossy / np.maximum(held.tokens, 1.0)
         return Effects(
             kv_occupancy=np.minimum(1.0, n * share + prompts),
@@ -206,10 +208,17 @@ class EffectModel:
             served_rps=served,
             most_rps=most_rps,
             goodput_share=served / rate * prompt_share * in_time,
-            quality=lost * (1 - held.dropped) + held.dropped * self._evicted_loss,
-            preemption_risk=1 / (1 + np.exp(-1.702 * np.clip((demand - room) / spread, -20, 20))),
+            quality=lost * (1 - held.dropped) + held.dropped * self.evicted_loss,
+            dropped=held.dropped,
+            preemption_risk=_likely((demand - room) / spread),
             converge_s=converge_s,
         )
+
+    def stored_loss(self, bytes_shares: Sequence[float]) -> float:
+        """Relative loss of a token whose context is stored in these shares of bytes by format; 0 for nothing stored."""
+        tokens = np.array(bytes_shares) * self._capacity[:, 1]
+        total = float(tokens.sum())
+        return float(tokens @ self._loss) / total if total > 0 else 0.0
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -282,19 +291,18 @@ class EffectModel:
         # Whoever decodes is met by all chunks of others: so many per request, over its own steps.
         full = np.minimum(1.0, n * chunks.full / steps)
         rest = np.minimum(1.0 - full, n * chunks.rest / steps)
-        decode_s = times.decode_s(np.minimum(most, n + _TAIL * np.sqrt(n)))
-        full_s = times.prefill_s(n, chunks.size)
-        inside = np.clip((full + rest - late) / np.maximum(rest, 1e-9), 0.0, 1.0)
+        decode_s, full_s = times.decode_s(np.minimum(most, n + _TAIL * np.sqrt(n))), chunks.full_s
+        inside = np.minimum(1.0, np.maximum(0.0, full + rest - late) / np.maximum(rest, 1e-9))
         part_s = times.prefill_s(n, inside * chunks.size)
         tail = np.where(full >= late, full_s, np.where(full + rest >= late, part_s, decode_s))
         tail = np.maximum(tail, decode_s)
         # Gaps beyond the limit: all, those with full chunks, or a part of the rests.
         span = np.maximum(full_s - decode_s, 1e-12)
-        over = np.clip((full_s - limit) / span, 0.0, 1.0)
+        over = np.minimum(1.0, np.maximum(0.0, full_s - limit) / span)
         beyond = np.where(decode_s > limit, 1.0, full * (full_s > limit) + rest * over)
         # A request is late where more than its share of gaps is: about normal over so many meetings with chunks.
         spread = np.sqrt(np.maximum(beyond * (1 - beyond), 1e-4) / max(1.0, steps / 4))
-        return tail, 1 / (1 + np.exp(-1.702 * np.clip((late - beyond) / spread, -20, 20)))
+        return tail, _likely((late - beyond) / spread)
 
     def _first(
         self,
@@ -309,25 +317,30 @@ class EffectModel:
         """The tail of first-token times over the horizon, and the share of requests whose first token is in time."""
         late, limit, prompt, rate = 1 - self.targets.quantile, self.targets.ttft_s, load.prompt, load.rate_rps
         # Prompts, one after the other.
-        service = chunks.alone_s(times, n)
+        service = chunks.alone_s
         use = np.minimum(_ALMOST, rate * service)
         varied = prompt.second / prompt.mean**2 - 1
         # In a short time a queue gets no longer than arrivals scatter.
         scatter = _TAIL * math.sqrt((1 + varied) * rate * horizon_s)
         behind = service * (1 + varied) / 2 / (1 - use)
         prefill_tail = np.minimum(scatter * service, behind * np.log(np.maximum(1.0, use / late)))
-        own = times.prefill_s(n, chunks.size) / chunks.size * prompt.p95 * (1 - load.hit_rate)
+        own = chunks.full_s / chunks.size * prompt.p95 * (1 - load.hit_rate)
         # Room for a sequence.
         full = np.minimum(_ALMOST, rate / most_rps)
         waits = full ** (np.sqrt(2 * (most + 1)) - 1)
         room_tail = np.log(np.maximum(1.0, waits / late)) / (most_rps * (1 - full))
         room_tail = np.minimum(scatter / most_rps, room_tail)
-        usual = service + times.decode_s(n) / 2
+        usual = service + chunks.decode_s / 2
         steady = usual + np.sqrt(prefill_tail**2 + room_tail**2 + np.maximum(0.0, own - service) ** 2)
         # What waits now, and what will when more comes than can be served.
         grown = np.maximum(0.0, rate / most_rps - 1) * horizon_s
         tail = np.maximum(steady, usual + load.waiting / most_rps) + grown
         return tail, 1 - np.exp(math.log(late) * np.maximum(limit - usual, 1e-3 * limit) / np.maximum(tail - usual, 1e-9))
+
+
+def _likely(z: Floats) -> Floats:
+    """About the normal distribution's probability of less than ``z``."""
+    return 1 / (1 + np.exp(np.minimum(30.0, -1.702 * z)))
 
 
 def _seen(load: Load) -> Lengths:

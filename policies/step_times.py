@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """Arrays by setting, in seconds. ``base``: of every step; ``each``: per decoding sequence; ``token``: per prompt
     token, ``chunk``: per chunk, whatever its length; ``beyond``: per token beyond ``knee``. ``budget``: tokens per step.
@@ -37,48 +37,52 @@ class StepTimes:
         above = np.maximum(0.0, n + tokens - self.knee)
         return self.base + self.each * n + self.chunk + self.token * tokens + self.beyond * above
 
-    def room(self, n: Floats) -> Floats:
-        """Tokens that the budget leaves for a chunk."""
-        return np.maximum(1.0, self.budget - n)
-
     def balance(self, rate_rps: float, steps: float, busy_s: Floats, n: Floats) -> Floats:
         """How many decode when requests of ``steps`` tokens arrive at a rate and each takes ``busy_s`` of steps' time
-        for its prompt: infinite where that cannot be kept up. ``n``: a first guess, telling the side of the knee.
+        for its prompt; a very large number where that cannot be kept up. ``n``: a first guess, for the knee.
         """
-        over = n > self.knee
-        base = np.where(over, self.base - self.beyond * self.knee, self.base)
-        each = np.where(over, self.each + self.beyond, self.each)
-        left = 1.0 - rate_rps * busy_s - rate_rps * steps * each
-        return np.where(left > 1e-6, rate_rps * steps * np.maximum(base, 0.0) / np.maximum(left, 1e-6), np.inf)
+        base, each = self.base, self.each
+        if self.knee < n.max():
+            over = n > self.knee
+            base, each = base - over * (self.beyond * self.knee), each + over * self.beyond
+        left = 1.0 - rate_rps * (busy_s + steps * each)
+        return rate_rps * steps * np.maximum(base, 0.0) / np.maximum(left, _LEAST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunks:
-    """How prompts are cut, per request: ``full`` chunks of ``size`` tokens and ``rest`` (0 to 1) of ``rest_size``."""
+    """How prompts are cut while ``n`` sequences decode, per request: ``full`` chunks of ``size`` tokens that take
+    ``full_s`` each, and ``rest`` (0 to 1) smaller ones that take ``rest_s``. ``decode_s``: a step without any.
+    """
 
-    full: Floats
     size: Floats
+    full: Floats
+    full_s: Floats
     rest: Floats
-    rest_size: Floats
+    rest_s: Floats
+    decode_s: Floats
 
     @classmethod
-    def of(cls, room: Floats, prompt_tokens: float, busy: Floats) -> Chunks:
+    def of(cls, times: StepTimes, n: Floats, prompt_tokens: float, busy: Floats) -> Chunks:
         """``busy``: share of time that prompts are under way. The more, the likelier another one fills up the chunk."""
-        idle = np.clip(1.0 - busy, 0.0, 1.0)
-        full = np.maximum(0.0, prompt_tokens / room - 0.5 * idle)
-        rest_size = np.clip(prompt_tokens - full * room, 0.0, room)
-        return cls(full, room, np.where(rest_size > 0.5, np.minimum(1.0, 2 * rest_size / room + idle), 0.0), rest_size)
-
-    def extra_s(self, times: StepTimes, n: Floats) -> Floats:
-        """What a prompt adds to the time of steps that decode anyway."""
-        decode = times.decode_s(n)
-        full = self.full * (times.prefill_s(n, self.size) - decode)
-        return full + self.rest * (times.prefill_s(n, self._rest_tokens) - decode)
-
-    def alone_s(self, times: StepTimes, n: Floats) -> Floats:
-        """Time of the steps that compute a prompt."""
-        return self.full * times.prefill_s(n, self.size) + self.rest * times.prefill_s(n, self._rest_tokens)
+        size = np.maximum(1.0, times.budget - n)
+        idle = 1.0 - busy
+        full = np.maximum(0.0, prompt_tokens / size - 0.5 * idle)
+        rest_tokens = np.maximum(0.0, prompt_tokens - full * size)
+        rest = np.minimum(1.0, 2.0 * rest_tokens / size)
+        full_s = times.prefill_s(n, size)
+        rest_s = times.prefill_s(n, rest_tokens / np.maximum(rest, _LEAST))
+        return cls(size, full, full_s, rest, rest_s, times.decode_s(n))
 
     @property
-    def _rest_tokens(self) -> Floats:
-        return self.rest_size / np.maximum(self.rest, 1e-9) * (self.rest > 0)
+    def alone_s(self) -> Floats:
+        """Time of the steps that compute a prompt."""
+        return self.full * self.full_s + self.rest * self.rest_s
+
+    @property
+    def extra_s(self) -> Floats:
+        """What a prompt adds to the time of steps that decode anyway."""
+        return self.full * (self.full_s - self.decode_s) + self.rest * (self.rest_s - self.decode_s)
+
+
+_LEAST = 1e-9

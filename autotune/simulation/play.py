@@ -9,10 +9,13 @@ from typing import Any
 
 from autotune.simulation.tails import Tail
 from engine.tunables import TunableValue, parse_change
+from envs.profile import Profile
+from envs.signals import Targets
 from envs.simulated import SimulatedEngine
 from envs.spaces import NOTHING, Observation, encode_action
 from policies.base import Policy
 from policies.guard import Guard, GuardContext, native_fits
+from policies.predictor_of import predictor_of
 from policies.rules import RuleError, load_rules
 from policies.threshold import ThresholdPolicy
 
@@ -111,10 +114,12 @@ class Played:
         return {**plain, **derived, **tails, "moves": [asdict(move) for move in self.moves]}
 
 
-def contender(text: str) -> Contender:
-    """``none``; ``static:KNOB=VALUE,...``; a preset's name or a rules file. Raises ValueError, one line."""
+def contender(text: str, profile: Profile | None = None, targets: Targets | None = None) -> Contender:
+    """``none``; ``predictor`` (needs the profile and targets); ``static:KNOB=VALUE,...``; a preset's name or a rules file. Raises ValueError, one line."""
     if text == "none":
         return Contender("none")
+    if text == "predictor" and profile is not None:
+        return Contender(text, predictor_of(profile, targets or Targets()))
     kind, colon, rest = text.partition(":")
     if kind == "static" and colon:
         values = {}

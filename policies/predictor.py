@@ -1,0 +1,299 @@
+"""The cheapest setting that is predicted to meet the targets: a policy out of a profile and queueing arithmetic.
+
+At every tick the load that the windows show, and a short forecast of it, is put to :class:`policies.effects.
+EffectModel` for the setting in force and for all that are one or two moves away. A setting that misses a target, or
+costs more quality than the budget has left, is left for the cheapest one that meets them (quality loss first, then the
+number and the time of changes); where none does, for the one with most requests inside the targets. Milder settings
+than needed are gone back to only when the need has been away for a while, with room to spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.tunables import TUNABLES
+from envs.signals import FORMAT_NAMES
+from envs.spaces import Observation
+from envs.window import number
+from policies.base import Change, Decision, PolicyState
+from policies.candidates import Candidates, changes
+from policies.effects import KNOBS, EffectModel, Effects, Places
+from policies.load import Lengths, Load, forecast_rps, load_of
+from policies.quality_purse import Purse
+
+STEADY: Final = "steady"
+_LONGEST_GAP_S: Final = 60.0
+_SAME: Final = 1e-6  # relative losses of quality nearer than this are the same
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """``quality_budget``: mean relative loss per token. ``act_after_s``: for how long a target must be missed by
+    prediction before anything moves, ``release_after_s``: for how long it must have been met by a milder setting with
+    ``spare`` to spare, ``settle_s``: how long a finished change is left alone, ``patience_s``: how long a change is asked
+    for before it counts as refused, which it does for ``refused_s``. ``gain``: by how much more goodput a change must
+    be predicted to bring where targets are missed anyway. ``hold_s``: how long a lossy setting must be affordable.
+    """
+
+    quality_budget: float = 0.005
+    act_after_s: float = 1.0
+    release_after_s: float = 30.0
+    settle_s: float = 5.0
+    patience_s: float = 12.0
+    refused_s: float = 60.0
+    spare: float = 0.25
+    gain: float = 0.1
+    hold_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """Where to go and why. ``kind``: the scenario."""
+
+    kind: str
+    row: int
+
+
+class PredictorPolicy:
+    """A :class:`policies.base.Policy` over an :class:`policies.effects.EffectModel`.
+
+    State: ``stamp_ns`` of the last observation; ``lengths`` last seen; the ``purse`` of the quality budget; ``want`` (the
+    scenario that has been wanted) and ``want_s`` (for how long); ``plan`` (changes still to be made), ``asked`` (the
+    change proposed last) and ``asked_s`` (since when); ``moved_s`` since the last change was seen; ``refused`` (changes
+    that were not taken and for how long they are not asked for).
+    """
+
+    def __init__(self, model: EffectModel, config: PredictorConfig | None = None, *, name: str = "predictor") -> None:
+        self.model = model
+        self.config = config or PredictorConfig()
+        self._name = name
+        self._candidates = Candidates()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def initial_state(self) -> PolicyState:
+        return {
+            "stamp_ns": None, "lengths": None, "purse": Purse().to_json(), "values": {}, "want": STEADY, "want_s": 0.0,
+            "plan": [], "asked": None, "asked_s": 0.0, "moved_s": None, "refused": {},
+        }  # fmt: skip
+
+    def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
+        new = self._passed(observation, state)
+        passed_s = new.pop("passed_s")
+        if observation.instance is None:
+            return self._idle("the engine cannot be reached; nothing is known", new)
+        if any(knob not in observation.tunables for knob in KNOBS):
+            return self._idle("the engine does not say where all of its knobs are", new)
+        now = [TUNABLES[knob].values.index(observation.tunables[knob]) for knob in KNOBS]
+        load, new = self._load(observation, new)
+        if load is None:
+            return self._idle("arrivals or their lengths are not known yet; nothing is predicted", new)
+        movable = [knob for knob in KNOBS if knob not in observation.held]
+        rows = self._candidates.rows(now, movable)
+        effects = self.model.effects(rows, load)
+        new = self._pay(observation, effects, new, passed_s)
+        allowed = self._allowed(now, rows, effects, load, new)
+        wish = self._wish(now, rows, effects, load, allowed)
+        new["want_s"] = new["want_s"] + passed_s if wish.kind == new["want"] else 0.0
+        new["want"] = wish.kind
+        change, kind, new = self._next(now, rows, effects, wish, new, movable)
+        return self._decision(now, rows, effects, load, wish, change, kind), new
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def _passed(self, observation: Observation, state: PolicyState) -> dict[str, Any]:
+        """The state brought to the observation's time: what was seen to move, what was refused."""
+        old = state if _is_usable(state) else self.initial_state()
+        passed_ns = 0 if old["stamp_ns"] is None else observation.stamp_ns - old["stamp_ns"]
+        passed_s = passed_ns / 1e9
+        if not 0 <= passed_s <= _LONGEST_GAP_S:
+            passed_s = 0.0
+        values = {knob: observation.tunables[knob] for knob in KNOBS if knob in observation.tunables}
+        moved = any(old["values"].get(knob, value) != value for knob, value in values.items())
+        moved_s = 0.0 if moved else None if old["moved_s"] is None else min(1e6, old["moved_s"] + passed_s)
+        refused = {text: left - passed_s for text, left in old["refused"].items() if left > passed_s}
+        asked, asked_s = old["asked"], old["asked_s"] + passed_s
+        plan = [step for step in old["plan"] if values.get(step[0]) != step[1]]
+        if asked is not None and values.get(asked[0]) == asked[1]:
+            asked, asked_s = None, 0.0
+        elif asked is not None and asked_s > self.config.patience_s:
+            refused[f"{asked[0]}={asked[1]}"] = self.config.refused_s
+            asked, asked_s, plan = None, 0.0, []
+        return {
+            **old, "stamp_ns": observation.stamp_ns, "values": values, "moved_s": moved_s, "refused": refused,
+            "asked": asked, "asked_s": asked_s, "plan": plan, "passed_s": passed_s,
+        }  # fmt: skip
+
+    @staticmethod
+    def _idle(why: str, state: PolicyState) -> tuple[Decision, PolicyState]:
+        return Decision(None, STEADY, why), {**state, "want": STEADY, "want_s": 0.0, "plan": [], "asked": None}
+
+    @staticmethod
+    def _load(observation: Observation, state: PolicyState) -> tuple[Load | None, PolicyState]:
+        """The load to be ready for. An idle engine's lengths are those seen last."""
+        load = load_of(observation)
+        if load is None:
+            rate = number(observation.values.get("offered_rps_long"))
+            in_hand = [number(observation.values.get(name)) for name in ("running", "waiting")]
+            if state["lengths"] is None or rate is None or rate > 0.1 or any(in_hand):
+                return None, state
+            prompt, output = (Lengths(*pair) for pair in state["lengths"])
+            load = Load(rate, prompt, output)
+        lengths = [[one.mu, one.sigma] for one in (load.prompt, load.output)]
+        return load.at(max(load.rate_rps, forecast_rps(observation))), {**state, "lengths": lengths}
+
+    def _pay(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
+        tokens = passed_s * max(0.0, number(observation.values.get("decode_tps")) or 0.0)
+        shares = [number(observation.values.get(f"bytes_share_{name}")) or 0.0 for name in FORMAT_NAMES]
+        dropped = float(effects.dropped[0])
+        loss = self.model.stored_loss(shares) * (1 - dropped) + dropped * self.model.evicted_loss
+        return {**state, "purse": Purse.of(state["purse"]).after(tokens, loss, passed_s).to_json()}
+
+    # -- what would be best -------------------------------------------------------------------------------------------
+
+    def _allowed(
+        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, state: PolicyState
+    ) -> NDArray[np.bool_]:
+        """Rows inside the quality budget and not refused lately. The setting in force may spend to the last."""
+        purse, config = Purse.of(state["purse"]), self.config
+        ahead = load.rate_rps * load.output.mean
+        most = purse.affordable(config.quality_budget, ahead * config.hold_s)
+        allowed: NDArray[np.bool_] = effects.quality <= most + _SAME
+        allowed[0] = effects.quality[0] <= purse.affordable(config.quality_budget, ahead * 2.0) + _SAME
+        for column, knob in enumerate(KNOBS):
+            for place, value in enumerate(TUNABLES[knob].values):
+                if f"{knob}={value}" in state["refused"] and place != now[column]:
+                    allowed &= rows[:, column] != place
+        return allowed
+
+    def _wish(
+        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, allowed: NDArray[np.bool_]
+    ) -> _Wish:
+        targets, config = self.model.targets, self.config
+        strain = np.maximum(effects.ttft_s / targets.ttft_s, effects.tbt_s / targets.tbt_s)
+        roomy = (strain <= 1 - config.spare) & (effects.most_rps >= load.rate_rps * (1 + config.spare)) & allowed
+        meets = bool(strain[0] <= 1 and effects.most_rps[0] >= load.rate_rps)
+        if meets and allowed[0]:
+            milder = roomy & (effects.quality < effects.quality[0] - _SAME)
+            if not milder.any():
+                return _Wish(STEADY, 0)
+            return _Wish("milder", self._cheapest(milder, effects, rows, now))
+        kind = "targets-missed" if allowed[0] else "budget-spent"
+        fitting = roomy if roomy.any() else (strain <= 1) & (effects.most_rps >= load.rate_rps) & allowed
+        fitting[0] = False
+        if fitting.any():
+            return _Wish(kind, self._cheapest(fitting, effects, rows, now))
+        # Nothing meets them: what brings most inside, and of what brings nearly as much the cheapest.
+        good = np.where(allowed, effects.goodput_share, -1.0)
+        best = float(good.max())
+        if best < 0:
+            return _Wish(STEADY, 0)
+        if allowed[0] and best <= good[0] * (1 + config.gain) + 1e-3:
+            return _Wish(STEADY, 0)
+        return _Wish("best-effort" if allowed[0] else kind, self._cheapest(good >= 0.97 * best, effects, rows, now))
+
+    @staticmethod
+    def _cheapest(among: NDArray[np.bool_], effects: Effects, rows: Places, now: Sequence[int]) -> int:
+        """Least quality loss, then fewest moves, then soonest converged, then most goodput."""
+        chosen = np.flatnonzero(among)
+        moves = (rows[chosen] != np.array(now)).sum(axis=1)
+        quality = np.round(effects.quality[chosen] / (10 * _SAME))
+        order = np.lexsort(
+            (-effects.goodput_share[chosen], np.round(effects.converge_s[chosen], 1), moves, quality)
+        )
+        return int(chosen[order[0]])
+
+    # -- what to do about it ------------------------------------------------------------------------------------------
+
+    def _next(
+        self, now: Sequence[int], rows: Places, effects: Effects, wish: _Wish, state: PolicyState, movable: Sequence[str]
+    ) -> tuple[Change | None, str, PolicyState]:
+        config = self.config
+        plan = [Change(knob, value) for knob, value in state["plan"] if knob in movable]
+        if plan and wish.kind != STEADY:
+            return self._ask(plan[0], plan, wish.kind, state)
+        if wish.kind == STEADY:
+            return None, STEADY, {**state, "plan": [], "asked": None, "asked_s": 0.0}
+        wait_s = config.release_after_s if wish.kind == "milder" else config.act_after_s
+        settled = state["moved_s"] is None or state["moved_s"] >= config.settle_s
+        if state["want_s"] < wait_s or not settled:
+            return None, wish.kind, {**state, "plan": []}
+        steps = changes(now, rows[wish.row])
+        if len(steps) == 2:
+            steps.sort(key=lambda step: -self._alone(step, now, rows, effects))
+        return self._ask(steps[0], steps, wish.kind, state)
+
+    @staticmethod
+    def _ask(change: Change, plan: Sequence[Change], kind: str, state: PolicyState) -> tuple[Change, str, PolicyState]:
+        asked = [change.knob, change.value]
+        asked_s = state["asked_s"] if state["asked"] == asked else 0.0
+        steps = [[step.knob, step.value] for step in plan]
+        return change, kind, {**state, "plan": steps, "asked": asked, "asked_s": asked_s}
+
+    @staticmethod
+    def _alone(step: Change, now: Sequence[int], rows: Places, effects: Effects) -> float:
+        """Goodput share when only this one of two changes has been made."""
+        column = KNOBS.index(step.knob)
+        between = np.array(now)
+        between[column] = TUNABLES[step.knob].values.index(step.value)
+        found = np.flatnonzero((rows == between).all(axis=1))
+        return float(effects.goodput_share[found[0]]) if len(found) else -1.0
+
+    def _decision(
+        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, wish: _Wish, change: Change | None,
+        kind: str,
+    ) -> Decision:  # fmt: skip
+        here = self._told(effects, 0)
+        if change is None:
+            waits = "" if wish.kind == STEADY else f"; {wish.kind}, not for long enough yet"
+            return Decision(None, STEADY, f"at {load.rate_rps:.2f} requests/s as it is: {here}{waits}")
+        there = ", ".join(map(str, changes(now, rows[wish.row]))) or "the same"
+        text = f"{kind} at {load.rate_rps:.2f} requests/s: {here}; with {there}: {self._told(effects, wish.row)}"
+        return Decision(change, kind, text)
+
+    def _told(self, effects: Effects, row: int) -> str:
+        targets = self.model.targets
+        return (
+            f"TTFT {effects.ttft_s[row]:.2f} of {targets.ttft_s:g} s, TBT {1e3 * effects.tbt_s[row]:.0f} of "
+            f"{1e3 * targets.tbt_s:g} ms, KV {effects.kv_occupancy[row]:.0%}, loss {effects.quality[row]:.2%}, "
+            f"up to {effects.most_rps[row]:.2f} requests/s"
+        )
+
+
+def _is_usable(state: Mapping[str, Any]) -> bool:
+    """Whether a restored state has this version's shape; anything else is replaced by a fresh one."""
+    stamp_ns, lengths, plan, asked = (state.get(name) for name in ("stamp_ns", "lengths", "plan", "asked"))
+    refused, values = state.get("refused"), state.get("values")
+    numbers = [number(state.get(name)) for name in ("want_s", "asked_s")]
+    if not (stamp_ns is None or isinstance(stamp_ns, int)) or None in numbers or not isinstance(state.get("want"), str):
+        return False
+    if not (state.get("moved_s") is None or number(state.get("moved_s")) is not None) or "purse" not in state:
+        return False
+    if not isinstance(refused, dict) or not isinstance(values, dict) or not isinstance(plan, list):
+        return False
+    if any(number(left) is None for left in refused.values()):
+        return False
+    steps_fit = all(isinstance(step, list) and len(step) == 2 for step in (*plan, *([] if asked is None else [asked])))
+    return steps_fit and (lengths is None or _are_lengths(lengths))
+
+
+def _are_lengths(lengths: object) -> bool:
+    return (
+        isinstance(lengths, list)
+        and len(lengths) == 2
+        and all(isinstance(pair, list) and len(pair) == 2 and None not in map(number, pair) for pair in lengths)
+    )
+
+
+def with_budget(config: PredictorConfig, budget: float) -> PredictorConfig:
+    """The same with another quality budget. Raises ValueError for a negative one."""
+    if not budget >= 0:
+        raise ValueError(f"a quality budget is a mean relative loss >= 0, got {budget}")
+    return replace(config, quality_budget=budget)
