@@ -39,7 +39,6 @@ _FORMAT, _BLOCK, _EVICTION, _KEEP, _BUDGET, _SEQS = range(len(KNOBS))
 _TAIL: Final = 1.64  # of a normal distribution, 95 %
 _ROUNDS: Final = 2
 _NONE, _ALL = np.zeros(1), np.ones(1)
-_MANY: Final = 1e6
 _ALMOST: Final = 0.999  # of what can be served: beyond, a queue has no steady state
 
 
@@ -185,6 +184,11 @@ class EffectModel:
             busy = np.minimum(1.0, rate * chunks.alone_s)
             wanted = times.balance(rate, steps, chunks.extra_s + recode_s, inside)
             inside = np.minimum(wanted, most_seqs)
+        # What is in hand ends in its own time; until then the balance is only on its way.
+        in_hand = max(load.running, load.held_tokens / seen.mean) + load.waiting
+        spans = np.minimum(50.0, horizon_s / (steps * chunks.decode_s))
+        still = (1 - np.exp(-spans)) / spans
+        wanted = np.minimum(still * in_hand + (1 - still) * wanted, in_hand + rate * horizon_s)
 
         # How many can. A prompt is native at first, and capacity arrives as recoding goes on.
         share, converge_s = self._share_soon(settings, held, load, times, now, horizon_s)
@@ -196,8 +200,7 @@ class EffectModel:
         served = np.minimum(rate, most_rps)
         chunks = Chunks.of(times, n, computed, busy)
         tbt_s, in_time = self._gaps(times, chunks, n, most, steps)
-        ttft_s, prompt_share = self._first(times, chunks, n, most, most_rps, load, horizon_s)
-        wanted = np.minimum(wanted, _MANY)
+        ttft_s, prompt_share = self._first(chunks, wanted, most, most_rps, load, horizon_s)
         demand, spread = wanted * held.share + prompts, held.share * np.sqrt(wanted) + 1e-9
         lost = self._loss[kind] * held.lossy / np.maximum(held.tokens, 1.0)
         return Effects(
@@ -306,9 +309,8 @@ class EffectModel:
 
     def _first(
         self,
-        times: StepTimes,
         chunks: Chunks,
-        n: Floats,
+        wanted: Floats,
         most: Floats,
         most_rps: Floats,
         load: Load,
@@ -326,7 +328,7 @@ class EffectModel:
         prefill_tail = np.minimum(scatter * service, behind * np.log(np.maximum(1.0, use / late)))
         own = chunks.full_s / chunks.size * prompt.p95 * (1 - load.hit_rate)
         # Room for a sequence.
-        full = np.minimum(_ALMOST, rate / most_rps)
+        full = np.minimum(_ALMOST, np.maximum(rate / most_rps, wanted / most))
         waits = full ** (np.sqrt(2 * (most + 1)) - 1)
         room_tail = np.log(np.maximum(1.0, waits / late)) / (most_rps * (1 - full))
         room_tail = np.minimum(scatter / most_rps, room_tail)
@@ -334,7 +336,8 @@ class EffectModel:
         steady = usual + np.sqrt(prefill_tail**2 + room_tail**2 + np.maximum(0.0, own - service) ** 2)
         # What waits now, and what will when more comes than can be served.
         grown = np.maximum(0.0, rate / most_rps - 1) * horizon_s
-        tail = np.maximum(steady, usual + load.waiting / most_rps) + grown
+        backlog = np.maximum(np.maximum(0.0, wanted - most) / most_rps, load.waiting * service)
+        tail = np.maximum(steady, usual + backlog) + grown
         return tail, 1 - np.exp(math.log(late) * np.maximum(limit - usual, 1e-3 * limit) / np.maximum(tail - usual, 1e-9))
 
 

@@ -73,14 +73,15 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Load:
-    """``rate_rps``: arrivals. ``hit_rate``: share of prompt tokens that need not be computed. ``waiting``: requests
-    that wait now, ``held_tokens``: KV of those that run. ``lossy_share``: of that KV, quantised already.
+    """``rate_rps``: arrivals. ``hit_rate``: share of prompt tokens that need not be computed. ``running``, ``waiting``:
+    requests now, ``held_tokens``: KV of those that run. ``lossy_share``: of that KV, quantised already.
     """
 
     rate_rps: float
     prompt: Lengths
     output: Lengths
     hit_rate: float = 0.0
+    running: float = 0.0
     waiting: float = 0.0
     held_tokens: float = 0.0
     lossy_share: float = 0.0
@@ -113,28 +114,28 @@ def load_of(observation: Observation) -> Load | None:
         prompt=prompt,
         output=output,
         hit_rate=min(0.99, max(0.0, values["hit_rate"] or 0.0)),
+        running=running,
         waiting=max(0.0, values["waiting"] or 0.0),
         held_tokens=running * max(0.0, values["tokens_per_sequence"] or 0.0),
         lossy_share=0.0 if native is None else min(1.0, max(0.0, 1 - native)),
     )
 
 
-def forecast_rps(observation: Observation, *, short_s: float = 10.0, long_s: float = 60.0, noise: float = 2.0) -> float:
-    """Arrivals per second to be ready for in the next short window; 0 while unknown.
+def forecast_rps(observation: Observation, *, short_s: float = 10.0, long_s: float = 60.0, noise: float = 1.0) -> float:
+    """Arrivals per second to expect in the next short window; 0 while unknown.
 
-    The long window's rate, plus as much of the short one's excess as counting does not explain (``noise`` standard
-    deviations of a Poisson count), carried on along its trend for a short window at most. Falling rates are believed
-    when the long window shows them.
+    The long window's rate, moved towards the short one's as far as counting does not explain the difference (``noise``
+    standard deviations of a Poisson count). A rise is carried on along its trend, for a short window at most.
     """
     short, long = (number(observation.values.get(name)) for name in ("offered_rps", "offered_rps_long"))
     if short is None or long is None:
         return max(0.0, min(_MOST_RPS, max(short or 0.0, long or 0.0)))
-    excess = short - long - noise * math.sqrt(max(long, 1 / short_s) / short_s)
-    if excess <= 0:
-        return max(0.0, min(_MOST_RPS, long))
+    scatter = noise * math.sqrt(max(long, 1 / short_s) / short_s)
+    excess = max(0.0, short - long - scatter)
+    deficit = max(0.0, long - short - scatter)
     # The windows' middles lie this far apart, and the next window's middle a short window beyond.
     slope = excess / ((long_s - short_s) / 2)
-    return min(_MOST_RPS, long + excess + slope * min(short_s, _LONGEST_TREND_S))
+    return max(0.0, min(_MOST_RPS, long + excess - deficit + slope * min(short_s, _LONGEST_TREND_S)))
 
 
 def _output(ended: Lengths | None, decode_tps: float | None, rate_rps: float) -> Lengths | None:

@@ -9,6 +9,7 @@ than needed are gone back to only when the need has been away for a while, with 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,6 +39,7 @@ class PredictorConfig:
     ``spare`` to spare, ``settle_s``: how long a finished change is left alone, ``patience_s``: how long a change is asked
     for before it counts as refused, which it does for ``refused_s``. ``gain``: by how much more goodput a change must
     be predicted to bring where targets are missed anyway. ``hold_s``: how long a lossy setting must be affordable.
+    ``peak_fade_s``: time constant in which a peak of arrivals is forgotten by the way back to milder settings.
     """
 
     quality_budget: float = 0.005
@@ -49,6 +51,7 @@ class PredictorConfig:
     spare: float = 0.25
     gain: float = 0.1
     hold_s: float = 20.0
+    peak_fade_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class PredictorPolicy:
     def initial_state(self) -> PolicyState:
         return {
             "stamp_ns": None, "lengths": None, "purse": Purse().to_json(), "values": {}, "want": STEADY, "want_s": 0.0,
-            "plan": [], "asked": None, "asked_s": 0.0, "moved_s": None, "refused": {},
+            "peak_rps": 0.0, "plan": [], "asked": None, "asked_s": 0.0, "moved_s": None, "refused": {},
         }  # fmt: skip
 
     def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
@@ -99,11 +102,12 @@ class PredictorPolicy:
         rows = self._candidates.rows(now, movable)
         effects = self.model.effects(rows, load)
         new = self._pay(observation, effects, new, passed_s)
+        new["peak_rps"] = self._peak(load, new, passed_s)
         allowed = self._allowed(now, rows, effects, load, new)
-        wish = self._wish(now, rows, effects, load, allowed)
+        wish = self._wish(now, rows, effects, load, allowed, new["peak_rps"])
         new["want_s"] = new["want_s"] + passed_s if wish.kind == new["want"] else 0.0
         new["want"] = wish.kind
-        change, kind, new = self._next(now, rows, effects, wish, new, movable)
+        change, kind, new = self._next(now, rows, effects, wish, new, movable, allowed)
         return self._decision(now, rows, effects, load, wish, change, kind), new
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -147,7 +151,12 @@ class PredictorPolicy:
             prompt, output = (Lengths(*pair) for pair in state["lengths"])
             load = Load(rate, prompt, output)
         lengths = [[one.mu, one.sigma] for one in (load.prompt, load.output)]
-        return load.at(max(load.rate_rps, forecast_rps(observation))), {**state, "lengths": lengths}
+        return load.at(forecast_rps(observation)), {**state, "lengths": lengths}
+
+    def _peak(self, load: Load, state: PolicyState, passed_s: float) -> float:
+        """The highest rate of late, fading: load that came once comes again."""
+        faded = number(state["peak_rps"]) or 0.0
+        return max(load.rate_rps, faded * math.exp(-passed_s / self.config.peak_fade_s))
 
     def _pay(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
         tokens = passed_s * max(0.0, number(observation.values.get("decode_tps")) or 0.0)
@@ -165,8 +174,10 @@ class PredictorPolicy:
         purse, config = Purse.of(state["purse"]), self.config
         ahead = load.rate_rps * load.output.mean
         most = purse.affordable(config.quality_budget, ahead * config.hold_s)
-        allowed: NDArray[np.bool_] = effects.quality <= most + _SAME
-        allowed[0] = effects.quality[0] <= purse.affordable(config.quality_budget, ahead * 2.0) + _SAME
+        # Half the budget may always be spent: it still pays back what was spent too much.
+        allowed: NDArray[np.bool_] = effects.quality <= max(most, config.quality_budget / 2) + _SAME
+        most_here = max(purse.affordable(config.quality_budget, ahead * 2.0), config.quality_budget / 2)
+        allowed[0] = effects.quality[0] <= most_here + _SAME
         for column, knob in enumerate(KNOBS):
             for place, value in enumerate(TUNABLES[knob].values):
                 if f"{knob}={value}" in state["refused"] and place != now[column]:
@@ -174,14 +185,14 @@ class PredictorPolicy:
         return allowed
 
     def _wish(
-        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, allowed: NDArray[np.bool_]
+        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, allowed: NDArray[np.bool_], peak_rps: float
     ) -> _Wish:
         targets, config = self.model.targets, self.config
         strain = np.maximum(effects.ttft_s / targets.ttft_s, effects.tbt_s / targets.tbt_s)
         roomy = (strain <= 1 - config.spare) & (effects.most_rps >= load.rate_rps * (1 + config.spare)) & allowed
         meets = bool(strain[0] <= 1 and effects.most_rps[0] >= load.rate_rps)
         if meets and allowed[0]:
-            milder = roomy & (effects.quality < effects.quality[0] - _SAME)
+            milder = roomy & (effects.quality < effects.quality[0] - _SAME) & (effects.most_rps >= peak_rps)
             if not milder.any():
                 return _Wish(STEADY, 0)
             return _Wish("milder", self._cheapest(milder, effects, rows, now))
@@ -195,7 +206,7 @@ class PredictorPolicy:
         best = float(good.max())
         if best < 0:
             return _Wish(STEADY, 0)
-        if allowed[0] and best <= good[0] * (1 + config.gain) + 1e-3:
+        if allowed[0] and best <= good[0] + max(0.02, config.gain * good[0]):
             return _Wish(STEADY, 0)
         return _Wish("best-effort" if allowed[0] else kind, self._cheapest(good >= 0.97 * best, effects, rows, now))
 
@@ -213,7 +224,8 @@ class PredictorPolicy:
     # -- what to do about it ------------------------------------------------------------------------------------------
 
     def _next(
-        self, now: Sequence[int], rows: Places, effects: Effects, wish: _Wish, state: PolicyState, movable: Sequence[str]
+        self, now: Sequence[int], rows: Places, effects: Effects, wish: _Wish, state: PolicyState, movable: Sequence[str],
+        allowed: NDArray[np.bool_],
     ) -> tuple[Change | None, str, PolicyState]:
         config = self.config
         plan = [Change(knob, value) for knob, value in state["plan"] if knob in movable]
@@ -227,7 +239,7 @@ class PredictorPolicy:
             return None, wish.kind, {**state, "plan": []}
         steps = changes(now, rows[wish.row])
         if len(steps) == 2:
-            steps.sort(key=lambda step: -self._alone(step, now, rows, effects))
+            steps.sort(key=lambda step: -self._alone(step, now, rows, effects, allowed))
         return self._ask(steps[0], steps, wish.kind, state)
 
     @staticmethod
@@ -238,13 +250,19 @@ class PredictorPolicy:
         return change, kind, {**state, "plan": steps, "asked": asked, "asked_s": asked_s}
 
     @staticmethod
-    def _alone(step: Change, now: Sequence[int], rows: Places, effects: Effects) -> float:
-        """Goodput share when only this one of two changes has been made."""
+    def _alone(
+        step: Change, now: Sequence[int], rows: Places, effects: Effects, allowed: NDArray[np.bool_]
+    ) -> float:
+        """How good it is to make this one of two changes first: its goodput share. What eviction keeps comes before
+        eviction, and what is not allowed by itself comes last.
+        """
+        if step.knob == "keep_tokens":
+            return math.inf
         column = KNOBS.index(step.knob)
         between = np.array(now)
         between[column] = TUNABLES[step.knob].values.index(step.value)
         found = np.flatnonzero((rows == between).all(axis=1))
-        return float(effects.goodput_share[found[0]]) if len(found) else -1.0
+        return float(effects.goodput_share[found[0]]) if len(found) and allowed[found[0]] else -1.0
 
     def _decision(
         self, now: Sequence[int], rows: Places, effects: Effects, load: Load, wish: _Wish, change: Change | None,
