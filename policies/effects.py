@@ -322,16 +322,18 @@ class EffectModel:
         service = chunks.alone_s
         use = np.minimum(_ALMOST, rate * service)
         varied = prompt.second / prompt.mean**2 - 1
-        # In a short time a queue gets no longer than arrivals scatter.
+        # In a short time a queue gets no longer than by how far arrivals scatter above what can be served.
         scatter = _TAIL * math.sqrt((1 + varied) * rate * horizon_s)
         behind = service * (1 + varied) / 2 / (1 - use)
-        prefill_tail = np.minimum(scatter * service, behind * np.log(np.maximum(1.0, use / late)))
+        soon = np.maximum(0.0, scatter - (1 - use) / service * horizon_s) * service
+        prefill_tail = np.minimum(soon, behind * np.log(np.maximum(1.0, use / late)))
         own = chunks.full_s / chunks.size * prompt.p95 * (1 - load.hit_rate)
         # Room for a sequence.
         full = np.minimum(_ALMOST, np.maximum(rate / most_rps, wanted / most))
         waits = full ** (np.sqrt(2 * (most + 1)) - 1)
         room_tail = np.log(np.maximum(1.0, waits / late)) / (most_rps * (1 - full))
-        room_tail = np.minimum(scatter / most_rps, room_tail)
+        spare = np.maximum(0.0, most_rps - rate) * horizon_s + np.maximum(0.0, most - wanted)
+        room_tail = np.minimum(np.maximum(0.0, scatter - spare) / most_rps, room_tail)
         usual = service + chunks.decode_s / 2
         steady = usual + np.sqrt(prefill_tail**2 + room_tail**2 + np.maximum(0.0, own - service) ** 2)
         # What waits now, and what will when more comes than can be served.

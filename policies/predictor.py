@@ -28,8 +28,11 @@ from policies.load import Lengths, Load, forecast_rps, load_of
 from policies.quality_purse import Purse
 
 STEADY: Final = "steady"
+_READY: Final = 0.9  # of the targets, by prediction, is near enough to act at no cost
+_CAREFUL: Final = 0.85  # of the budget: what is spent is estimated, and quantised KV goes on costing for a while
+_BACKLOG: Final = 0.2  # weight of being able to serve all that arrives, beside being in time
 _LONGEST_GAP_S: Final = 60.0
-_SAME: Final = 1e-6  # relative losses of quality nearer than this are the same
+_SAME: Final = 2e-4  # relative losses of quality nearer than this are the same
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,9 @@ class PredictorConfig:
     """``quality_budget``: mean relative loss per token. ``act_after_s``: for how long a target must be missed by
     prediction before anything moves, ``release_after_s``: for how long it must have been met by a milder setting with
     ``spare`` to spare, ``settle_s``: how long a finished change is left alone, ``patience_s``: how long a change is asked
-    for before it counts as refused, which it does for ``refused_s``. ``gain``: by how much more goodput a change must
-    be predicted to bring where targets are missed anyway. ``hold_s``: how long a lossy setting must be affordable.
+    for before it counts as refused, which it does for ``refused_s``. ``gain``: by how much of
+    arrivals a change must raise what is inside the targets, twice that for one which draws upon the budget. ``hold_s``: how long a lossy setting must be affordable.
+    ``stay_s``: how long a knob that was moved is left alone, a format that becomes lossier apart.
     ``peak_fade_s``: time constant in which a peak of arrivals is forgotten by the way back to milder settings.
     """
 
@@ -49,7 +53,8 @@ class PredictorConfig:
     patience_s: float = 12.0
     refused_s: float = 60.0
     spare: float = 0.25
-    gain: float = 0.1
+    gain: float = 0.05
+    stay_s: float = 45.0
     hold_s: float = 20.0
     peak_fade_s: float = 120.0
 
@@ -67,8 +72,8 @@ class PredictorPolicy:
 
     State: ``stamp_ns`` of the last observation; ``lengths`` last seen; the ``purse`` of the quality budget; ``want`` (the
     scenario that has been wanted) and ``want_s`` (for how long); ``plan`` (changes still to be made), ``asked`` (the
-    change proposed last) and ``asked_s`` (since when); ``moved_s`` since the last change was seen; ``refused`` (changes
-    that were not taken and for how long they are not asked for).
+    change proposed last) and ``asked_s`` (since when); ``moved`` (seconds since a knob moved, by knob, for a while);
+    ``refused`` (by knob, a value that was not taken and for how long it is not asked for).
     """
 
     def __init__(self, model: EffectModel, config: PredictorConfig | None = None, *, name: str = "predictor") -> None:
@@ -84,7 +89,7 @@ class PredictorPolicy:
     def initial_state(self) -> PolicyState:
         return {
             "stamp_ns": None, "lengths": None, "purse": Purse().to_json(), "values": {}, "want": STEADY, "want_s": 0.0,
-            "peak_rps": 0.0, "plan": [], "asked": None, "asked_s": 0.0, "moved_s": None, "refused": {},
+            "peak_rps": 0.0, "plan": [], "asked": None, "asked_s": 0.0, "moved": {}, "refused": {},
         }  # fmt: skip
 
     def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
@@ -120,18 +125,18 @@ class PredictorPolicy:
         if not 0 <= passed_s <= _LONGEST_GAP_S:
             passed_s = 0.0
         values = {knob: observation.tunables[knob] for knob in KNOBS if knob in observation.tunables}
-        moved = any(old["values"].get(knob, value) != value for knob, value in values.items())
-        moved_s = 0.0 if moved else None if old["moved_s"] is None else min(1e6, old["moved_s"] + passed_s)
-        refused = {text: left - passed_s for text, left in old["refused"].items() if left > passed_s}
+        moved = {knob: s + passed_s for knob, s in old["moved"].items() if s + passed_s < self.config.stay_s}
+        moved |= {knob: 0.0 for knob, value in values.items() if old["values"].get(knob, value) != value}
+        refused = {knob: [value, left - passed_s] for knob, (value, left) in old["refused"].items() if left > passed_s}
         asked, asked_s = old["asked"], old["asked_s"] + passed_s
         plan = [step for step in old["plan"] if values.get(step[0]) != step[1]]
         if asked is not None and values.get(asked[0]) == asked[1]:
             asked, asked_s = None, 0.0
         elif asked is not None and asked_s > self.config.patience_s:
-            refused[f"{asked[0]}={asked[1]}"] = self.config.refused_s
+            refused[asked[0]] = [asked[1], self.config.refused_s]
             asked, asked_s, plan = None, 0.0, []
         return {
-            **old, "stamp_ns": observation.stamp_ns, "values": values, "moved_s": moved_s, "refused": refused,
+            **old, "stamp_ns": observation.stamp_ns, "values": values, "moved": moved, "refused": refused,
             "asked": asked, "asked_s": asked_s, "plan": plan, "passed_s": passed_s,
         }  # fmt: skip
 
@@ -172,50 +177,72 @@ class PredictorPolicy:
     ) -> NDArray[np.bool_]:
         """Rows inside the quality budget and not refused lately. The setting in force may spend to the last."""
         purse, config = Purse.of(state["purse"]), self.config
+        budget = config.quality_budget * _CAREFUL
         ahead = load.rate_rps * load.output.mean
-        most = purse.affordable(config.quality_budget, ahead * config.hold_s)
+        # What is stored lossy goes on costing until those who attend it have ended.
+        stays_s = load.output.mean * float(effects.tbt_s[0])
+        most = purse.affordable(budget, ahead * (config.hold_s + stays_s))
         # Half the budget may always be spent: it still pays back what was spent too much.
         allowed: NDArray[np.bool_] = effects.quality <= max(most, config.quality_budget / 2) + _SAME
-        most_here = max(purse.affordable(config.quality_budget, ahead * 2.0), config.quality_budget / 2)
+        most_here = max(purse.affordable(budget, ahead * stays_s), config.quality_budget / 2)
         allowed[0] = effects.quality[0] <= most_here + _SAME
         for column, knob in enumerate(KNOBS):
-            for place, value in enumerate(TUNABLES[knob].values):
-                if f"{knob}={value}" in state["refused"] and place != now[column]:
-                    allowed &= rows[:, column] != place
+            if knob in state["moved"] and effects.tbt_s[0] <= self.model.targets.tbt_s:
+                stays = rows[:, column] == now[column]
+                allowed &= stays | (rows[:, column] > now[column]) if knob == "kv_format" else stays
+        for knob, (value, _) in state["refused"].items():
+            column = KNOBS.index(knob)
+            place = TUNABLES[knob].values.index(value)
+            if place != now[column]:
+                allowed &= rows[:, column] != place
         return allowed
 
     def _wish(
         self, now: Sequence[int], rows: Places, effects: Effects, load: Load, allowed: NDArray[np.bool_], peak_rps: float
     ) -> _Wish:
-        targets, config = self.model.targets, self.config
+        targets, config, quality = self.model.targets, self.config, effects.quality
         strain = np.maximum(effects.ttft_s / targets.ttft_s, effects.tbt_s / targets.tbt_s)
-        roomy = (strain <= 1 - config.spare) & (effects.most_rps >= load.rate_rps * (1 + config.spare)) & allowed
-        meets = bool(strain[0] <= 1 and effects.most_rps[0] >= load.rate_rps)
-        if meets and allowed[0]:
-            milder = roomy & (effects.quality < effects.quality[0] - _SAME) & (effects.most_rps >= peak_rps)
-            if not milder.any():
+        copes = effects.most_rps >= load.rate_rps
+        # What the budget can bear for ever is free: it is taken before it is needed, up to the latest peak.
+        free = allowed & (quality <= config.quality_budget)
+        ready = free & (strain <= _READY) & (effects.most_rps >= np.maximum(peak_rps, load.rate_rps))
+        roomy = allowed & (strain <= 1 - config.spare) & (effects.most_rps >= peak_rps * (1 + config.spare))
+        if allowed[0] and strain[0] <= 1 and copes[0]:
+            milder = roomy & (quality < quality[0] - _SAME)
+            if milder.any():
+                return _Wish("milder", self._cheapest(milder, effects, rows, now))
+            # The most that free settings can serve inside the targets, as far as the latest peak wants it.
+            fine = free & (strain <= _READY)
+            most = float(np.where(fine, effects.most_rps, 0.0).max())
+            enough = fine & (effects.most_rps >= min(peak_rps, most / (1 + 3 * config.gain)))
+            if enough[0] or not enough.any():
                 return _Wish(STEADY, 0)
-            return _Wish("milder", self._cheapest(milder, effects, rows, now))
-        kind = "targets-missed" if allowed[0] else "budget-spent"
-        fitting = roomy if roomy.any() else (strain <= 1) & (effects.most_rps >= load.rate_rps) & allowed
-        fitting[0] = False
-        if fitting.any():
-            return _Wish(kind, self._cheapest(fitting, effects, rows, now))
-        # Nothing meets them: what brings most inside, and of what brings nearly as much the cheapest.
-        good = np.where(allowed, effects.goodput_share, -1.0)
-        best = float(good.max())
-        if best < 0:
-            return _Wish(STEADY, 0)
-        if allowed[0] and best <= good[0] + max(0.02, config.gain * good[0]):
-            return _Wish(STEADY, 0)
-        return _Wish("best-effort" if allowed[0] else kind, self._cheapest(good >= 0.97 * best, effects, rows, now))
+            return _Wish("ahead", self._cheapest(enough, effects, rows, now))
+        # Beyond goodput, what can be served counts: it works off the backlog.
+        score = effects.goodput_share + _BACKLOG * np.minimum(1.0, effects.most_rps / load.rate_rps)
+        score = np.where(allowed, score, -1.0)
+        # Settings that the budget can bear for ever are free; others are drawn upon if they bring clearly more.
+        bound = (score[0] if allowed[0] else 0.0) + config.gain
+        paid_bound = max(bound, float(np.where(free, score, -1.0).max()) + 2 * config.gain)
+        worth = allowed & np.where(free, score >= bound, score >= paid_bound)
+        if not worth.any():
+            if allowed[0] or not allowed.any():
+                return _Wish(STEADY, 0)
+            worth = allowed
+        for fitting in (worth & roomy, worth & ready, worth & (strain <= 1) & copes):
+            if fitting.any():
+                kind = "targets-missed" if allowed[0] else "budget-spent"
+                return _Wish(kind, self._cheapest(fitting, effects, rows, now))
+        best = float(score[worth].max())
+        near = worth & (score >= best - config.gain / 2)
+        return _Wish("best-effort" if allowed[0] else "budget-spent", self._cheapest(near, effects, rows, now))
 
     @staticmethod
     def _cheapest(among: NDArray[np.bool_], effects: Effects, rows: Places, now: Sequence[int]) -> int:
         """Least quality loss, then fewest moves, then soonest converged, then most goodput."""
         chosen = np.flatnonzero(among)
         moves = (rows[chosen] != np.array(now)).sum(axis=1)
-        quality = np.round(effects.quality[chosen] / (10 * _SAME))
+        quality = np.round(effects.quality[chosen] / _SAME)
         order = np.lexsort(
             (-effects.goodput_share[chosen], np.round(effects.converge_s[chosen], 1), moves, quality)
         )
@@ -234,7 +261,7 @@ class PredictorPolicy:
         if wish.kind == STEADY:
             return None, STEADY, {**state, "plan": [], "asked": None, "asked_s": 0.0}
         wait_s = config.release_after_s if wish.kind == "milder" else config.act_after_s
-        settled = state["moved_s"] is None or state["moved_s"] >= config.settle_s
+        settled = min(state["moved"].values(), default=config.settle_s) >= config.settle_s
         if state["want_s"] < wait_s or not settled:
             return None, wish.kind, {**state, "plan": []}
         steps = changes(now, rows[wish.row])
@@ -292,13 +319,24 @@ def _is_usable(state: Mapping[str, Any]) -> bool:
     numbers = [number(state.get(name)) for name in ("want_s", "asked_s")]
     if not (stamp_ns is None or isinstance(stamp_ns, int)) or None in numbers or not isinstance(state.get("want"), str):
         return False
-    if not (state.get("moved_s") is None or number(state.get("moved_s")) is not None) or "purse" not in state:
+    moved = state.get("moved")
+    if "purse" not in state or "peak_rps" not in state or not isinstance(plan, list):
         return False
-    if not isinstance(refused, dict) or not isinstance(values, dict) or not isinstance(plan, list):
+    if not all(isinstance(part, dict) for part in (refused, values, moved)):
         return False
-    if any(number(left) is None for left in refused.values()):
+    if not all(knob in KNOBS and number(seconds) is not None for knob, seconds in moved.items()):
         return False
-    steps_fit = all(isinstance(step, list) and len(step) == 2 for step in (*plan, *([] if asked is None else [asked])))
+    if not all(
+        knob in KNOBS and isinstance(entry, list) and len(entry) == 2 and entry[0] in TUNABLES[knob].values
+        and number(entry[1]) is not None
+        for knob, entry in refused.items()
+    ):  # fmt: skip
+        return False
+    steps = (*plan, *([] if asked is None else [asked]))
+    steps_fit = all(
+        isinstance(step, list) and len(step) == 2 and step[0] in KNOBS and step[1] in TUNABLES[step[0]].values
+        for step in steps
+    )
     return steps_fit and (lengths is None or _are_lengths(lengths))
 
 
