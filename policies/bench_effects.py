@@ -84,7 +84,6 @@ def measure(
         raise ValueError(f"{workload} at {rate_rps:g} requests/s: nothing has ended after {_WARM_UP_S:g} s")
     row = np.array([places_of({**default_values(), **values})])
     effect = model.effects(row, load, horizon_s=duration_s).row(0)
-    waiting = info["stats"].gauges.waiting
     total, usage, running = TrueFigures(), [], []
     for _ in range(round(duration_s)):
         _, _, _, _, info = env.step(NOTHING)
@@ -101,7 +100,8 @@ def measure(
         "kv_occupancy": statistics.fmean(usage),
         "running": statistics.fmean(running),
     }
-    came = replace(known_load(workload, total.offered / duration_s), waiting=waiting)
+    came = known_load(workload, total.offered / duration_s)
+    came = replace(load, rate_rps=came.rate_rps, prompt=came.prompt, output=came.output)
     known = model.effects(row, came, horizon_s=duration_s).row(0)
     return effect, known, {name: value for name, value in seen.items() if value is not None}
 
@@ -157,14 +157,13 @@ def summary(rows: Sequence[Cell]) -> dict[str, dict[str, float]]:
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:
     """Rank correlation, ties sharing their mean rank."""
-    ranks = [_ranks(np.asarray(values)) for values in (left, right)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _ranks(values: Sequence[float]) -> list[float]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    return [float(last[place] - (counts[place] - 1) / 2) for place in inverse]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,18 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cell in cells(profile, SHARES[1:3] if chosen.quick else SHARES, 60.0 if chosen.quick else 180.0):
             rows.append(cell)
             if chosen.cells:
-                print(_line(cell), flush=True)  # noqa: T201
+                print(_line(cell), flush=True)
         report[path.stem] = summary(rows)
         for name, figures in report[path.stem].items():
             text = "  ".join(f"{key} {value:.3g}" for key, value in figures.items())
-            print(f"{path.stem:30} {name:14} {text}", flush=True)  # noqa: T201
-    print(json.dumps({"bench": "effects", "quick": chosen.quick, "profiles": report}))  # noqa: T201
+            print(f"{path.stem:30} {name:14} {text}", flush=True)
+    print(json.dumps({"bench": "effects", "quick": chosen.quick, "profiles": report}))
     return 0
 
 
 def _line(cell: Cell) -> str:
     values = ",".join(f"{knob}={value}" for knob, value in cell.values.items()) or "default"
-    both = "  ".join(f"{name} {cell.known[name]:.3g}/{cell.predicted[name]:.3g}/{cell.simulated.get(name, float('nan')):.3g}" for name in FIGURES)
+    both = "  ".join(
+        f"{name} {cell.known[name]:.3g}/{cell.predicted[name]:.3g}/{cell.simulated.get(name, float('nan')):.3g}"
+        for name in FIGURES
+    )
     return f"{cell.workload:18}{cell.share:5.2f}  {both}  {values}{'  overloaded' if cell.overloaded else ''}"
 
 

@@ -43,7 +43,8 @@ class Candidates:
         rows[at, one[fine]] = self._first[fine]
         rows[at, two[fine]] = self._second[fine]
         matters = (rows[:, _EVICTION] > 0) | (rows[:, _KEEP] == here[_KEEP])
-        return rows[matters]
+        chosen: Places = rows[matters]
+        return chosen
 
 
 def changes(now: Sequence[int], row: Sequence[int] | Places) -> list[Change]:

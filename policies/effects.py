@@ -37,7 +37,7 @@ KNOBS: Final = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_b
 """The knobs whose effect is predicted, in the order of the columns of an array of settings."""
 _FORMAT, _BLOCK, _EVICTION, _KEEP, _BUDGET, _SEQS = range(len(KNOBS))
 _TAIL: Final = 1.64  # of a normal distribution, 95 %
-_ROUNDS: Final = 2
+_ROUNDS: Final = 1
 _NONE, _ALL = np.zeros(1), np.ones(1)
 _ALMOST: Final = 0.999  # of what can be served: beyond, a queue has no steady state
 
@@ -56,10 +56,11 @@ class EngineFacts:
 class Effect:
     """What one setting does; JSON-able by ``vars``.
 
-    ``kv_occupancy``: share of the pool that requests hold. ``running``: sequences that decode. ``ttft_s``, ``tbt_s``: at
-    the targets' quantile. ``served_rps``: completions. ``most_rps``: arrivals beyond which requests queue up.
-    ``goodput_share``: of arrivals, inside all targets. ``quality``: relative loss per generated token,
-    ``dropped``: share of context that eviction drops. ``preemption_risk``: 0 to 1. ``converge_s``: until what is resident has the class asked for.
+    ``kv_occupancy``: share of the pool that requests hold. ``running``: sequences that decode. ``ttft_s``, ``tbt_s``:
+    at the targets' quantile. ``served_rps``: completions. ``most_rps``: arrivals beyond which requests queue up.
+    ``goodput_share``: of arrivals, inside all targets. ``quality``: relative loss per generated token, ``dropped``:
+    share of its context that eviction drops. ``preemption_risk``: 0 to 1. ``converge_s``: until what is resident has
+    the class asked for.
     """
 
     kv_occupancy: float
@@ -162,11 +163,12 @@ class EffectModel:
         pool_scale: float = 1.0,
         time_scale: float = 1.0,
     ) -> Effects:
-        """Effects of int64 [settings, knobs] (each a place among its knob's values) over the next ``horizon_s`` seconds.
+        """Effects of int64 [settings, knobs], places among each knob's values, over the next ``horizon_s`` seconds.
 
         Row ``now`` is the setting in force, that resident KV is stored under. ``pool_scale`` and ``time_scale`` correct
         the profile's pool and step times.
         """
+        settings = np.asfortranarray(settings)  # columns are what is looked at
         kind, rate = settings[:, _FORMAT], max(load.rate_rps, 1e-6)
         steps, computed = max(1.0, load.output.mean), max(1.0, load.prompt.mean * (1 - load.hit_rate))
         seen = _seen(load)
@@ -286,9 +288,7 @@ class EffectModel:
             self._budget[settings[:, _BUDGET]],
         )  # fmt: skip
 
-    def _gaps(
-        self, times: StepTimes, chunks: Chunks, n: Floats, most: Floats, steps: float
-    ) -> tuple[Floats, Floats]:
+    def _gaps(self, times: StepTimes, chunks: Chunks, n: Floats, most: Floats, steps: float) -> tuple[Floats, Floats]:
         """The tail of gaps between tokens, and the share of requests whose gaps are in time."""
         late, limit = 1 - self.targets.quantile, self.targets.tbt_s
         # Whoever decodes is met by all chunks of others: so many per request, over its own steps.
@@ -340,7 +340,9 @@ class EffectModel:
         grown = np.maximum(0.0, rate / most_rps - 1) * horizon_s
         backlog = np.maximum(np.maximum(0.0, wanted - most) / most_rps, load.waiting * service)
         tail = np.maximum(steady, usual + backlog) + grown
-        return tail, 1 - np.exp(math.log(late) * np.maximum(limit - usual, 1e-3 * limit) / np.maximum(tail - usual, 1e-9))
+        return tail, 1 - np.exp(
+            math.log(late) * np.maximum(limit - usual, 1e-3 * limit) / np.maximum(tail - usual, 1e-9)
+        )
 
 
 def _likely(z: Floats) -> Floats:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from envs.spaces import Observation
 from envs.window import number
 
+_ROOT_HALF: Final = math.sqrt(0.5)
 _P95: Final = 1.6449  # standard normal
 _WIDEST: Final = 1.8  # of the logarithm of a length: beyond, two quantiles say little about the mean
 _LONGEST_TREND_S: Final = 10.0
@@ -22,6 +23,12 @@ class Lengths:
 
     mu: float
     sigma: float
+    mean: float = field(init=False, compare=False)
+    second: float = field(init=False, compare=False)  # mean of the square
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", math.exp(self.mu + self.sigma**2 / 2))
+        object.__setattr__(self, "second", self.mean**2 * math.exp(self.sigma**2))
 
     @classmethod
     def of(cls, median: float | None, p95: float | None) -> Lengths | None:
@@ -36,15 +43,6 @@ class Lengths:
         """With this mean and mean square."""
         variance = math.log(max(1.0, second / (mean * mean)))
         return cls(math.log(mean) - variance / 2, math.sqrt(variance))
-
-    @property
-    def mean(self) -> float:
-        return math.exp(self.mu + self.sigma**2 / 2)
-
-    @property
-    def second(self) -> float:
-        """Mean of the square."""
-        return math.exp(2 * self.mu + 2 * self.sigma**2)
 
     @property
     def p95(self) -> float:
@@ -148,7 +146,7 @@ def _output(ended: Lengths | None, decode_tps: float | None, rate_rps: float) ->
 
 
 def _normal(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2))
+    return 0.5 * math.erfc(-z * _ROOT_HALF)
 
 
 _MOST_RPS: Final = 1e4

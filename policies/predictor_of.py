@@ -6,7 +6,8 @@ from envs.profile import Profile
 from envs.reward import QualityTable, literature_quality
 from envs.signals import Targets
 from policies.effects import EffectModel, EngineFacts
-from policies.predictor import PredictorConfig, PredictorPolicy
+from policies.predictor import PredictorPolicy
+from policies.predictor_choice import PredictorConfig
 
 
 def effect_model_of(

@@ -7,17 +7,20 @@ token budget leaves. Chunks come in two kinds: full ones, and the rest of a prom
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+_LEAST: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Arrays by setting, in seconds. ``base``: of every step; ``each``: per decoding sequence; ``token``: per prompt
-    token, ``chunk``: per chunk, whatever its length; ``beyond``: per token beyond ``knee``. ``budget``: tokens per step.
+    token, ``chunk``: per chunk, whatever its length; ``beyond``: per token beyond ``knee``. ``budget``: tokens per
+    step.
     """
 
     base: float
@@ -41,12 +44,11 @@ class StepTimes:
         """How many decode when requests of ``steps`` tokens arrive at a rate and each takes ``busy_s`` of steps' time
         for its prompt; a very large number where that cannot be kept up. ``n``: a first guess, for the knee.
         """
-        base, each = self.base, self.each
-        if self.knee < n.max():
-            over = n > self.knee
-            base, each = base - over * (self.beyond * self.knee), each + over * self.beyond
-        left = 1.0 - rate_rps * (busy_s + steps * each)
-        return rate_rps * steps * np.maximum(base, 0.0) / np.maximum(left, _LEAST)
+        over = n > self.knee
+        base = np.maximum(0.0, self.base - over * (self.beyond * self.knee))
+        left = 1.0 - rate_rps * (busy_s + steps * (self.each + over * self.beyond))
+        wanted: Floats = rate_rps * steps * base / np.maximum(left, _LEAST)
+        return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,16 @@ class Chunks:
     def of(cls, times: StepTimes, n: Floats, prompt_tokens: float, busy: Floats) -> Chunks:
         """``busy``: share of time that prompts are under way. The more, the likelier another one fills up the chunk."""
         size = np.maximum(1.0, times.budget - n)
-        idle = 1.0 - busy
-        full = np.maximum(0.0, prompt_tokens / size - 0.5 * idle)
-        rest_tokens = np.maximum(0.0, prompt_tokens - full * size)
-        rest = np.minimum(1.0, 2.0 * rest_tokens / size)
-        full_s = times.prefill_s(n, size)
-        rest_s = times.prefill_s(n, rest_tokens / np.maximum(rest, _LEAST))
-        return cls(size, full, full_s, rest, rest_s, times.decode_s(n))
+        share = prompt_tokens / size
+        full = np.maximum(0.0, share - 0.5 * (1.0 - busy))
+        left = share - full  # of a full chunk
+        rest = np.minimum(1.0, 2.0 * left)
+        decodes_s = times.base + times.each * n
+        with_chunk_s, above = decodes_s + times.chunk, n - times.knee
+        full_s = with_chunk_s + times.token * size + times.beyond * np.maximum(0.0, above + size)
+        rest_tokens = size * np.maximum(0.5, left)  # in one chunk, if there is one
+        rest_s = with_chunk_s + times.token * rest_tokens + times.beyond * np.maximum(0.0, above + rest_tokens)
+        return cls(size, full, full_s, rest, rest_s, decodes_s + times.beyond * np.maximum(0.0, above))
 
     @property
     def alone_s(self) -> Floats:
@@ -82,7 +87,4 @@ class Chunks:
     @property
     def extra_s(self) -> Floats:
         """What a prompt adds to the time of steps that decode anyway."""
-        return self.full * (self.full_s - self.decode_s) + self.rest * (self.rest_s - self.decode_s)
-
-
-_LEAST = 1e-9
+        return self.alone_s - (self.full + self.rest) * self.decode_s

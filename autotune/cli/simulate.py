@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 def simulate(
     workload: Annotated[str, typer.Argument(help="A trace file, or the name of a built-in workload.")],
     *,
-    policy: Annotated[str, typer.Option(help="predictor, a preset, a rules file, static:KNOB=VALUE,..., or none.")] = "default",
+    policy: Annotated[
+        str, typer.Option(help="predictor, a preset, a rules file, static:KNOB=VALUE,..., or none.")
+    ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")

@@ -115,7 +115,10 @@ class Played:
 
 
 def contender(text: str, profile: Profile | None = None, targets: Targets | None = None) -> Contender:
-    """``none``; ``predictor`` (needs the profile and targets); ``static:KNOB=VALUE,...``; a preset's name or a rules file. Raises ValueError, one line."""
+    """``none``; ``predictor``; ``static:KNOB=VALUE,...``; a preset's name or a rules file. Raises ValueError, one line.
+
+    ``profile`` and ``targets``: what the predictor calculates with; without a profile there is none.
+    """
     if text == "none":
         return Contender("none")
     if text == "predictor" and profile is not None:
