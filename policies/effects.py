@@ -256,7 +256,10 @@ class EffectModel:
         often, above = load.prompt.beyond(self._slab_tokens)
         sharing = 1 + self._slab_tokens * self._capacity[kind, block] / self._capacity[0, block] / held.tokens
         stranded = often * np.minimum(1.0, above / self._capacity[0, block]) ** (1 / sharing)
-        return np.minimum(0.6, np.where(self._is_lossy[kind] > 0, stranded, 0.0) + head / self._capacity[0, block])
+        hole: Floats = np.minimum(
+            0.6, np.where(self._is_lossy[kind] > 0, stranded, 0.0) + head / self._capacity[0, block]
+        )
+        return hole
 
     def _share_soon(
         self, settings: Places, held: _Held, load: Load, times: StepTimes, now: int, horizon_s: float
