@@ -39,6 +39,7 @@ _FORMAT, _BLOCK, _EVICTION, _KEEP, _BUDGET, _SEQS = range(len(KNOBS))
 _TAIL: Final = 1.64  # of a normal distribution, 95 %
 _ROUNDS: Final = 1
 _NONE, _ALL = np.zeros(1), np.ones(1)
+_MOST_STRANDED: Final = 0.3  # simulated engines that were kept full left 0.3 to 0.45 of the pool, heads included
 _ALMOST: Final = 0.999  # of what can be served: beyond, a queue has no steady state
 
 
@@ -256,9 +257,8 @@ class EffectModel:
         often, above = load.prompt.beyond(self._slab_tokens)
         sharing = 1 + self._slab_tokens * self._capacity[kind, block] / self._capacity[0, block] / held.tokens
         stranded = often * np.minimum(1.0, above / self._capacity[0, block]) ** (1 / sharing)
-        hole: Floats = np.minimum(
-            0.6, np.where(self._is_lossy[kind] > 0, stranded, 0.0) + head / self._capacity[0, block]
-        )
+        stranded = self._is_lossy[kind] * np.minimum(_MOST_STRANDED, stranded)
+        hole: Floats = np.minimum(0.5, stranded + head / self._capacity[0, block])
         return hole
 
     def _share_soon(
