@@ -20,10 +20,9 @@ from autotune.loop import Loop
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
 from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
-from autotune.wiring import check_rules, env_of, guard_of, rules_document, run_document, settings_of
+from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
 from engine.clock import Clock
 from policies.rules import RuleSet
-from policies.threshold import ThresholdPolicy
 
 _LOG: Final = logging.getLogger("autotune.daemon")
 
@@ -143,7 +142,8 @@ class Daemon:
         same_env = all(getattr(old, name) == getattr(new, name) for name in windows)
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
         same_rules = rules_document(rules) == rules_document(self._rules)
-        policy = parts.policy if same_rules else ThresholdPolicy(rules)
+        same_policy = same_rules and old.policy == new.policy and old.targets == new.targets
+        policy = parts.policy if same_policy else policy_of(new, rules)
         self.loop.configure(settings_of(new), env=env, policy=policy, guard=guard)
         self._config, self._rules = new, rules
         if not same_rules and "policy.rules" not in plan.applied:

@@ -57,7 +57,22 @@ class TargetsSection(Section):
 class PolicySection(Section):
     """Who decides."""
 
+    use: Literal["rules", "predictor"] = Field(
+        default="rules", description="Threshold rules, or the predictor, which needs a profile of the engine."
+    )
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
+    profile: Path | None = Field(
+        default=None, description="From `autotune profile`; what the predictor calculates with."
+    )
+    quality_budget: float = Field(
+        default=0.005, ge=0, le=1, description="The predictor's: mean relative loss per generated token."
+    )
+
+    @model_validator(mode="after")
+    def _has_profile(self) -> Self:
+        if self.use == "predictor" and self.profile is None:
+            raise KeyedError({"profile": "the predictor needs one; make it with autotune profile"})
+        return self
 
 
 class ByCost(Section):

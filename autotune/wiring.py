@@ -24,9 +24,13 @@ from engine.control_client import ControlClient
 from engine.paths import default_control_socket
 from engine.tunables import CostClass
 from envs.live import LiveEngine
+from envs.profile import ProfileError, read_profile
 from envs.reward import Objective, RewardWeights
 from envs.signals import Targets
+from policies.base import Policy
 from policies.guard import Guard, GuardConfig, RateLimit, native_fits
+from policies.predictor_choice import PredictorConfig
+from policies.predictor_of import predictor_of
 from policies.rules import RuleError, RuleSet, load_rules
 from policies.threshold import ThresholdPolicy
 
@@ -37,6 +41,21 @@ def check_rules(config: Config) -> RuleSet:
         return load_rules(config.policy.rules)
     except RuleError as error:
         raise ConfigError([f"policy.rules: {problem}" for problem in error.problems]) from error
+
+
+def policy_of(config: Config, rules: RuleSet) -> Policy:
+    """Who decides. Raises ConfigError for a profile that cannot be used."""
+    section, targets = config.policy, config.targets
+    if section.use == "rules" or section.profile is None:
+        return ThresholdPolicy(rules)
+    try:
+        return predictor_of(
+            read_profile(section.profile),
+            Targets(targets.ttft_s, targets.tbt_s, targets.quantile),
+            PredictorConfig(quality_budget=section.quality_budget),
+        )
+    except (ProfileError, ValueError) as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
 
 
 def settings_of(config: Config) -> Settings:
@@ -101,7 +120,9 @@ def build_parts(
     registry: CollectorRegistry,
     environment: Mapping[str, str],
 ) -> Parts:
-    """Everything that the loop needs. Raises JournalError when the journal is somebody else's or in a bad place."""
+    """Everything that the loop needs. Raises JournalError when the journal is somebody else's or in a bad place, and
+    ConfigError for a profile that cannot be used.
+    """
     latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
     actuator = Actuator(control, mode=config.mode, latest=latest)
     collector = Collector(actuator.poll, clock, long_s=config.long_window_s, stale_after_s=config.engine.stale_after_s)
@@ -111,7 +132,7 @@ def build_parts(
         actuator=actuator,
         collector=collector,
         env=env_of(config, actuator, clock),
-        policy=ThresholdPolicy(rules),
+        policy=policy_of(config, rules),
         guard=guard_of(config),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),

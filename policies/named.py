@@ -25,7 +25,7 @@ class World:
 def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
-    ``none``; ``static:KNOB=VALUE,...``; the name of a preset; a rules file.
+    ``none``; ``static:KNOB=VALUE,...``; ``predictor``; the name of a preset; a rules file.
     """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
@@ -38,7 +38,7 @@ def contender(text: str, world: World | None = None) -> Contender:
 
 def known_names() -> str:
     """For help and messages."""
-    return f"none, static:KNOB=VALUE,..., {', '.join(presets())} or a rules file"
+    return f"none, static:KNOB=VALUE,..., predictor, {', '.join(presets())} or a rules file"
 
 
 def static_name(values: Mapping[str, TunableValue]) -> str:
@@ -62,8 +62,19 @@ def _static(text: str, rest: str, _: World) -> Contender:
     return Contender(text, values=values)
 
 
+def _predictor(text: str, rest: str, world: World) -> Contender:
+    from policies.predictor_of import predictor_of  # noqa: PLC0415
+
+    if rest:
+        raise ValueError(f"{text!r}: write predictor, without anything behind it")
+    if world.profile is None:
+        raise ValueError("predictor: it calculates with the engine's profile; name one")
+    return Contender("predictor", predictor_of(world.profile, world.targets))
+
+
 # One line per kind of policy; imports of heavy ones belong into their function.
 KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
     "none": _none,
     "static": _static,
+    "predictor": _predictor,
 }

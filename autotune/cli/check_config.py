@@ -17,13 +17,13 @@ def register(app: typer.Typer) -> None:
 def check_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The daemon's YAML configuration.", parser=given_path)],
 ) -> None:
-    """Check a configuration and the rules that it names; exit code 0 if the daemon would take both."""
+    """Check a configuration, the rules and the profile that it names; exit code 0 if the daemon would take both."""
     from autotune.config import ConfigError, load_config  # noqa: PLC0415
-    from autotune.wiring import check_rules  # noqa: PLC0415
+    from autotune.wiring import check_rules, policy_of  # noqa: PLC0415
 
     try:
         config = load_config(file)
-        check_rules(config)
+        policy = policy_of(config, check_rules(config))
     except ConfigError as error:
         raise CliError(str(error)) from error
-    typer.echo(f"{file}: ok (mode {config.mode}, rules {config.policy.rules})")
+    typer.echo(f"{file}: ok (mode {config.mode}, policy {policy.name})")

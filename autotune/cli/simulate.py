@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 def simulate(
     workload: Annotated[str, typer.Argument(help="A trace file, or the name of a built-in workload.")],
     *,
-    policy: Annotated[str, typer.Option(help="A preset, a rules file, static:KNOB=VALUE,..., or none.")] = "default",
+    policy: Annotated[
+        str, typer.Option(help="predictor, a preset, a rules file, static:KNOB=VALUE,..., or none.")
+    ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
@@ -70,6 +72,8 @@ def simulate(
             {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
         )
         found = read_profile(profile or DEFAULT_PROFILE)
+        if pool_bytes is not None:
+            found = found.model_copy(update={"pool_bytes": pool_bytes})
         contenders = [contender(text, World(found, targets)) for text in (policy, *(compare or []))]
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         results: list[Played] = []

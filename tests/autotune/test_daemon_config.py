@@ -8,6 +8,9 @@ import pytest
 
 from autotune.config import Config, ConfigError, load_config, parse_config
 from autotune.reload import plan_reload
+from autotune.wiring import check_rules, policy_of
+from envs.simulated import DEFAULT_PROFILE
+from policies.predictor import PredictorPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "autotune.yaml"
 
@@ -126,3 +129,24 @@ def test_a_reload_sorts_changes_and_keeps_what_needs_a_restart() -> None:
     again = plan_reload(plan.config, wanted)
     assert again.applied == []
     assert again.needs_restart == ["engine.control", "admin.port"]
+
+
+def test_the_predictor_needs_a_profile_that_can_be_read(tmp_path: Path) -> None:
+    assert paths("policy: {use: predictor}") == {"policy.profile"}
+    assert paths("policy: {use: oracle}") == {"policy.use"}
+    assert paths("policy: {quality_budget: -1}") == {"policy.quality_budget"}
+    for content in (None, "kind: other", "[" * 3):
+        place = tmp_path / "profile.yaml"
+        if content is not None:
+            place.write_text(content)
+        config = parse_config(f"policy: {{use: predictor, profile: {place}}}")
+        with pytest.raises(ConfigError) as caught:
+            policy_of(config, check_rules(config))
+        (line,) = caught.value.problems
+        assert line.startswith("policy.profile: ")
+        assert str(place) in line
+    good = parse_config(f"policy: {{use: predictor, profile: {DEFAULT_PROFILE}}}\ntargets: {{ttft_s: 3}}")
+    policy = policy_of(good, check_rules(good))
+    assert isinstance(policy, PredictorPolicy)
+    assert policy.model.targets.ttft_s == 3
+    assert policy_of(Config(), check_rules(Config())).name == "rules:default"

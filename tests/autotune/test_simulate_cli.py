@@ -39,14 +39,15 @@ def trace_file(path: Path, number: int = 40) -> Path:
 def test_policies_are_compared_on_the_same_traffic(tmp_path: Path) -> None:
     result = run(
         "simulate", trace_file(tmp_path / "t.csv"), "--policy", "default", "--compare", "none",
-        "--compare", "static:kv_format=int4,block_size=64", "--json", tmp_path / "r.json",
+        "--compare", "static:kv_format=int4,block_size=64", "--compare", "predictor", "--json", tmp_path / "r.json",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "ESTIMATED" in result.output
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["estimated"] is True
     assert len(document["profile_digest"]) == 64
-    assert [one["name"] for one in document["policies"]] == ["default", "none", "static:kv_format=int4,block_size=64"]
+    names = ["default", "none", "static:kv_format=int4,block_size=64", "predictor"]
+    assert [one["name"] for one in document["policies"]] == names
     for one in document["policies"]:
         assert one["offered"] == one["completed"] == 40
         assert one["ttft_p50_s"] <= one["ttft_p90_s"] <= one["ttft_p99_s"]

@@ -11,8 +11,12 @@ import pytest
 
 from engine.tunables import TUNABLES, default_values
 from envs.features import FEATURES
+from envs.profile import read_profile
+from envs.signals import Targets
+from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import Observation, all_changes
 from policies.base import Decision, Policy, PolicyState
+from policies.predictor_of import predictor_of
 from policies.rules import load_rules, presets
 from policies.threshold import ThresholdPolicy
 
@@ -20,6 +24,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     name: (lambda name=name: ThresholdPolicy(load_rules(name)))  # type: ignore[misc]
     for name in presets()
 }
+POLICIES["predictor"] = lambda: predictor_of(read_profile(DEFAULT_PROFILE), Targets(2.0, 0.25))
 
 
 @pytest.fixture(params=POLICIES)

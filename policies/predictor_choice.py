@@ -1,0 +1,133 @@
+"""Which of the settings in reach is wanted, and under which name: the predictor's judgement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.signals import Targets
+from policies.effects import Effects, Places
+from policies.load import Load
+
+STEADY: Final = "steady"
+URGENT: Final = frozenset({"targets-missed", "best-effort", "budget-spent"})
+_READY: Final = 0.9  # of the targets, by prediction, is near enough to act at no cost
+_BACKLOG: Final = 0.5  # weight of being able to serve all that arrives and waits, beside being in time
+_NOTICEABLE: Final = 0.15  # a relative gain where all are far from the targets
+_DRAIN_S: Final = 10.0  # in which what waits should have been served
+SAME_LOSS: Final = 2e-4  # relative losses of quality nearer than this are the same
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """How the predictor weighs and waits. Raises ValueError for a negative budget.
+
+    ``quality_budget``: mean relative loss per token. ``act_after_s``: for how long a target must be missed by
+    prediction before anything moves; ``release_after_s``: for how long a milder setting must have met them with
+    ``spare`` to spare. ``settle_s``: how long a change is left to work; ``stay_s``: how long a knob that has moved
+    stays, a format that becomes lossier apart. ``patience_s``: how long a change is asked for before it counts as
+    refused, which it then does for ``refused_s``. ``gain``: by how much of all arrivals a change must raise what is
+    inside the targets, by twice that more if it draws upon the budget; ``hold_s``: for how long a lossy setting must be
+    affordable. ``peak_fade_s``, ``usual_s``: time constants in which a peak of arrivals is forgotten, and in
+    which they become usual; ``peak_share``: of the usual rate, from where on it is a peak.
+    """
+
+    quality_budget: float = 0.005
+    act_after_s: float = 1.0
+    release_after_s: float = 30.0
+    settle_s: float = 5.0
+    patience_s: float = 12.0
+    refused_s: float = 60.0
+    spare: float = 0.25
+    gain: float = 0.05
+    stay_s: float = 45.0
+    hold_s: float = 20.0
+    peak_fade_s: float = 120.0
+    usual_s: float = 300.0
+    peak_share: float = 1.3
+
+    def __post_init__(self) -> None:
+        if not self.quality_budget >= 0:
+            raise ValueError(f"a quality budget is a mean relative loss >= 0, got {self.quality_budget}")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Where to go: a row of the situation. ``kind``: the scenario."""
+
+    kind: str
+    row: int
+
+
+@dataclass(frozen=True)
+class Situation:
+    """``rows``: the setting in force (``now``, row 0) and those in reach; ``effects`` of each under ``load``;
+    ``allowed``: which of them may be wanted at all (for row 0: may be kept). ``peak_rps``: of arrivals, of late;
+    ``usual_rps``: their mean.
+    """
+
+    now: Sequence[int]
+    rows: Places
+    effects: Effects
+    load: Load
+    allowed: NDArray[np.bool_]
+    peak_rps: float
+    usual_rps: float
+
+
+def choose(here: Situation, targets: Targets, config: PredictorConfig) -> Wish:
+    """The cheapest setting that is predicted to meet the targets, else the one that does most; row 0 to stay."""
+    effects, load, allowed = here.effects, here.load, here.allowed
+    quality, peak_rps = effects.quality, here.peak_rps
+    strain = np.maximum(effects.ttft_s / targets.ttft_s, effects.tbt_s / targets.tbt_s)
+    copes = effects.most_rps >= load.rate_rps
+    # What the budget can bear for ever is free: it is taken before it is needed, up to the latest peak.
+    free = allowed & (quality <= config.quality_budget)
+    ready = free & (strain <= _READY) & (effects.most_rps >= np.maximum(peak_rps, load.rate_rps))
+    roomy = allowed & (strain <= 1 - config.spare) & (effects.most_rps >= peak_rps * (1 + config.spare))
+    if allowed[0] and strain[0] <= 1 and copes[0]:
+        milder = roomy & (quality < quality[0] - SAME_LOSS)
+        if milder.any():
+            return Wish("milder", _cheapest(milder, here))
+        # The most that free settings can serve inside the targets, as far as the latest peak wants it.
+        fine = free & (strain <= _READY)
+        most = float(np.where(fine, effects.most_rps, 0.0).max())
+        enough = fine & (effects.most_rps >= min(peak_rps, most / (1 + 3 * config.gain)))
+        if enough[0] or not enough.any():
+            return Wish(STEADY, 0)
+        return Wish("ahead", _cheapest(enough, here))
+    # Beyond goodput, what can be served counts: it works off the backlog.
+    needed = load.rate_rps + load.waiting / _DRAIN_S
+    score = effects.goodput_share + _BACKLOG * np.minimum(1.0, effects.most_rps / max(needed, 1e-6))
+    score = np.where(allowed, score, -1.0)
+    # Settings that the budget can bear for ever are free; others are drawn upon if they bring clearly more.
+    staying = max(0.0, float(score[0]))
+    bound = staying + min(config.gain, _NOTICEABLE * staying + 1e-6)
+    # Savings are for peaks: a need that lasts cannot be met from them, and would come and go with the purse.
+    is_peak = load.rate_rps >= config.peak_share * here.usual_rps
+    paid_bound = max(bound, float(np.where(free, score, -1.0).max()) + 2 * config.gain)
+    worth = allowed & np.where(free, score >= bound, (score >= paid_bound) & is_peak)
+    if not worth.any():
+        if allowed[0] or not allowed.any():
+            return Wish(STEADY, 0)
+        worth = allowed
+    for fitting in (worth & roomy, worth & ready, worth & (strain <= 1) & copes):
+        if fitting.any():
+            kind = "targets-missed" if allowed[0] else "budget-spent"
+            return Wish(kind, _cheapest(fitting, here))
+    best = float(score[worth].max())
+    near = worth & (score >= best - config.gain / 2)
+    return Wish("best-effort" if allowed[0] else "budget-spent", _cheapest(near, here))
+
+
+def _cheapest(among: NDArray[np.bool_], here: Situation) -> int:
+    """Least quality loss, then fewest moves, then soonest converged, then most goodput."""
+    chosen, effects = np.flatnonzero(among), here.effects
+    moves = (here.rows[chosen] != np.array(here.now)).sum(axis=1)
+    quality = np.round(effects.quality[chosen] / SAME_LOSS)
+    order = np.lexsort((-effects.goodput_share[chosen], np.round(effects.converge_s[chosen], 1), moves, quality))
+    return int(chosen[order[0]])
