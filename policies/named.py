@@ -36,9 +36,9 @@ def contender(text: str, world: World | None = None) -> Contender:
         raise ValueError("; ".join(error.problems)) from error
 
 
-def known_names() -> str:
-    """For help and messages."""
-    return f"none, static:KNOB=VALUE,..., {', '.join(presets())} or a rules file"
+def bundled() -> tuple[str, ...]:
+    """What is compared when nobody says: the presets, and every kind that needs no more than its name."""
+    return (*presets(), *(kind for kind in KINDS if kind in NEED_NOTHING))
 
 
 def static_name(values: Mapping[str, TunableValue]) -> str:
@@ -61,6 +61,8 @@ def _static(text: str, rest: str, _: World) -> Contender:
         values[knob.strip()] = parse_change(knob.strip(), value.strip())
     return Contender(text, values=values)
 
+
+NEED_NOTHING: Final = ("predictor",)
 
 # One line per kind of policy; imports of heavy ones belong into their function.
 KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
