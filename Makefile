@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache gpu-check kernel-grid venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-policies gpu-check kernel-grid venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -37,6 +37,11 @@ bench-cache: $(VENV)/.engine ## cache benchmark [TEXT=DIR TRACES=DIR ARGS=--quic
 
 bench-sim: $(VENV)/.engine ## how fast and how true the simulator is; the last line is JSON
 	$(OMP) $(BIN)/python -m envs.bench_sim $(ARGS)
+
+# The held-out workloads, and a trace of yours: make bench-policies TRACE=FILE. Hours; ARGS="--seeds 2 --duration 150" is short.
+TRACE ?=
+bench-policies: $(VENV)/.engine ## policies on held-out workloads [TRACE=FILE ARGS=...]; the last line is JSON
+	@$(OMP) $(BIN)/autotune evaluate --json-line -o run/bench-policies --random 8 --oracle-seeds 1 --constant-hours 1 $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
 
 # On a GPU machine: its own Python (torch, triton, numpy), nothing is installed.
 gpu-check: ## Triton kernels on this machine's GPU: checked, then timed; under 6 minutes

@@ -295,7 +295,8 @@ def _clamped(value: object, allowed: list[TunableValue]) -> TunableValue | None:
     numbers = [number for number in allowed if isinstance(number, int)]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    if isinstance(value, int | float) and numbers and math.isfinite(value):
+    # Whole numbers are finite however large, and some are too large to be asked.
+    if numbers and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
         value = min(max(numbers), max(min(numbers), value))
     return next((candidate for candidate in allowed if candidate == value), None)
 

@@ -36,9 +36,9 @@ def contender(text: str, world: World | None = None) -> Contender:
         raise ValueError("; ".join(error.problems)) from error
 
 
-def known_names() -> str:
-    """For help and messages."""
-    return f"none, static:KNOB=VALUE,..., predictor, {', '.join(presets())} or a rules file"
+def bundled() -> tuple[str, ...]:
+    """What is compared when nobody says: the presets, and every kind that needs no more than its name."""
+    return (*presets(), *(kind for kind in KINDS if kind in NEED_NOTHING))
 
 
 def static_name(values: Mapping[str, TunableValue]) -> str:
@@ -71,6 +71,8 @@ def _predictor(text: str, rest: str, world: World) -> Contender:
         raise ValueError("predictor: it calculates with the engine's profile; name one")
     return Contender("predictor", predictor_of(world.profile, world.targets))
 
+
+NEED_NOTHING: Final = ("predictor",)
 
 # One line per kind of policy; imports of heavy ones belong into their function.
 KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {

@@ -29,6 +29,10 @@ _VERBS: Final = (
     "profile",
     "simulate",
     "evaluate",
+    "check_policy",
+    "lint_rules",
+    "explain_rules",
+    "tune_rules",
 )
 
 app = typer.Typer(

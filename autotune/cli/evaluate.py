@@ -12,12 +12,18 @@ import typer
 from autotune.cli._shared import CliError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from autotune.simulation.progress import StageBars
     from envs.profile import Profile
+    from policies.evaluation.cells import Setup
+    from policies.evaluation.executors import Executor
     from policies.evaluation.experiment import Plan
 
 _WIDE = 200
+_LEVELS = 20
 _REPORT, _RESULT = "report.html", "evaluation.json"
 
 
@@ -27,12 +33,19 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     policies: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Presets, rules files, predictor or learned:PATH.")
-    ] = "literature,default",
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Presets, rules files, predictor, learned:PATH. Absent: what is bundled."
+        ),
+    ] = None,
     *,
     workloads: Annotated[
         str | None,
         typer.Option(metavar="NAME[@LOAD],...", help="Absent: held-out ones. LOAD: of what native serves; or xTIMES."),
+    ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A trace besides, at half and 1.2 times what native serves."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of each workload; 10 for a verdict.")] = 10,
     profile: Annotated[
@@ -50,6 +63,9 @@ def evaluate(
     attainment: Annotated[float, typer.Option(min=0.01, max=1, help="Level at which costs are compared.")] = 0.9,
     price: Annotated[float, typer.Option(help="Of a device per hour.")] = 1.0,
     quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
+    constant_hours: Annotated[
+        float, typer.Option(min=0, help="Hours of the best policy at each of 20 constant loads; 0: leave it out.")
+    ] = 0.0,
     ablation: Annotated[bool, typer.Option(help="Freeze each knob of the best policy in turn.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
     json_line: Annotated[bool, typer.Option("--json-line", help="Print the headline as JSON, last.")] = False,
@@ -83,10 +99,11 @@ def evaluate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         _check_positive(duration=duration, interval=interval, length_scale=length_scale, price=price)
         plan = _plan(
-            found, pool_bytes, policies, workloads, statics, seeds=seeds, random=random, oracle_seeds=oracle_seeds,
+            found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random, oracle_seeds=oracle_seeds,
             cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
         )  # fmt: skip
         span = Span(duration, length_scale)
+        workers = executor(jobs or os.cpu_count() or 1)
         with StageBars(console) as progress:
             progress.stage("targets and capacity", 1)
             calibrations = calibrate(found, plan.scenarios, span, pool_bytes=pool_bytes)
@@ -94,8 +111,10 @@ def evaluate(
             setup = Setup(
                 found, calibrations, span, interval, pool_bytes=pool_bytes, quality_budget=plan.quality_budget
             )
-            results = run(plan, Store(out, setup), executor(jobs or os.cpu_count() or 1), progress)
+            results = run(plan, Store(out, setup), workers, progress)
+            calm = _calm(setup, results.best_policy, constant_hours, workers, progress)
         result = document(setup, plan, results, Terms(attainment, price))
+        result["headline"]["reversals_24h"] = calm
         _show(console if json_line else Console(highlight=False), result)
         (out / _RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         write_html(result, out / _REPORT)
@@ -113,8 +132,8 @@ def evaluate(
 def _plan(
     profile: Profile,
     pool_bytes: int | None,
-    policies: str,
-    workloads: str | None,
+    policies: str | None,
+    workloads: Sequence[str],
     statics: str,
     *,
     random: int,
@@ -122,12 +141,12 @@ def _plan(
 ) -> Plan:
     from policies.evaluation.experiment import Plan  # noqa: PLC0415
     from policies.evaluation.offered import Offered  # noqa: PLC0415
-    from policies.evaluation.scenarios import DEFAULT, Scenario  # noqa: PLC0415
+    from policies.evaluation.scenarios import Scenario  # noqa: PLC0415
     from policies.evaluation.statics import few, grid, random_settings  # noqa: PLC0415
-    from policies.named import World, contender  # noqa: PLC0415
+    from policies.named import World, bundled, contender  # noqa: PLC0415
 
-    scenarios = tuple(Scenario.parse(text) for text in (_names(workloads) if workloads else DEFAULT))
-    names = tuple(_names(policies))
+    scenarios = tuple(Scenario.parse(text) for text in workloads)
+    names = tuple(_names(policies) if policies else bundled())
     for name in names:
         contender(name, World(profile))  # a mistake is said before anything runs
     offered = Offered(profile, pool_bytes)
@@ -136,6 +155,34 @@ def _plan(
     else:
         settings = [contender(text).values for text in _names(statics, ";")]
     return Plan(scenarios, names, tuple(settings), random=tuple(random_settings(random, 0, offered)), **options)
+
+
+def _with_traces(workloads: str | None, traces: Sequence[Path]) -> list[str]:
+    from policies.evaluation.scenarios import DEFAULT, LOADS  # noqa: PLC0415
+
+    return [*(_names(workloads) if workloads else DEFAULT), *(f"{trace}@{load}" for trace in traces for load in LOADS)]
+
+
+def _calm(
+    setup: Setup, name: str | None, hours: float, workers: Executor, progress: StageBars
+) -> dict[str, float] | None:
+    """Changes back to where a knob was under constant loads, and over how much time they were looked for."""
+    from policies.constant_load import constant_load, levels  # noqa: PLC0415
+    from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
+
+    if name is None or not hours:
+        return None
+    progress.stage("constant loads", _LEVELS)
+    bench = Bench.of(setup.profile, SteadyLoad(), setup.pool_bytes)
+    held = constant_load(
+        bench, name, workers, shares=levels(_LEVELS), hours=hours, interval_s=setup.interval_s, done=progress.done
+    )
+    return {
+        "value": sum(one.reversals for one in held),
+        "most_changes": max(one.changes for one in held),
+        "levels": _LEVELS,
+        "hours_each": hours,
+    }
 
 
 def _names(text: str, separator: str = ",") -> list[str]:

@@ -22,7 +22,8 @@ SEGMENTS: Final = 6  # equal parts of a window, told apart in the figures; regim
 _TRIES: Final = 20
 
 # Half of what native storage can serve, and more than that: memory is ample in the first and short in the second.
-DEFAULT: Final = tuple(f"{name}@{load}" for name in HELD_OUT for load in ("0.5", "1.2"))
+LOADS: Final = ("0.5", "1.2")
+DEFAULT: Final = tuple(f"{name}@{load}" for name in HELD_OUT for load in LOADS)
 
 
 @dataclass(frozen=True)

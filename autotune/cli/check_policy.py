@@ -1,0 +1,106 @@
+"""``autotune check-policy``: does a policy hold still under constant load, and does nothing forbidden get through?"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from policies.base import Policy
+    from policies.play import Contender
+
+
+def register(app: typer.Typer) -> None:
+    app.command("check-policy", short_help="Check a policy's calm and its bounds.")(check_policy)
+
+
+def check_policy(
+    policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor or learned:PATH.")] = "default",
+    *,
+    profile: Annotated[
+        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+    ] = None,
+    hours: Annotated[
+        float, typer.Option(help="Simulated hours at each level; 24 for a verdict, 0: leave it out.")
+    ] = 1.0,
+    levels: Annotated[int, typer.Option(min=1, help="Levels of load, up to twice what native serves.")] = 20,
+    noise: Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")] = 0.05,
+    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks; 1000000 for a verdict.")] = 10_000,
+    engine_ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks with a simulated engine behind.")] = 300,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+) -> None:
+    """Two checks of POLICY behind the guard. Exit code 1 when one fails; the last line is JSON.
+
+    Calm: at every level of a load that holds still, at most one change after five minutes, and none of them back.
+    Fuzz: broken telemetry, and a random policy beside POLICY; no exception, no action outside its bounds, no request
+    lost or preempted because of an action.
+    """
+    from rich.console import Console  # noqa: PLC0415
+
+    from autotune.simulation.progress import StageBars  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from envs.profile import read_profile  # noqa: PLC0415
+    from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
+    from policies.constant_load import constant_load  # noqa: PLC0415
+    from policies.constant_load import levels as spread  # noqa: PLC0415
+    from policies.evaluation.executors import executor  # noqa: PLC0415
+    from policies.fuzz import Fuzzed, RandomPolicy, fuzz_decisions, fuzz_engine  # noqa: PLC0415
+    from policies.named import World, contender  # noqa: PLC0415
+    from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
+
+    if not (hours >= 0 and interval > 0):
+        raise CliError("--hours must be >= 0 and --interval > 0", 2)
+    result: dict[str, Any] = {"policy": policy, "levels": [], "fuzz": {}}
+    try:
+        found = read_profile(profile or DEFAULT_PROFILE)
+        chosen = _moving(contender(policy, World(found)))
+        with StageBars(Console(stderr=True, highlight=False)) as progress:
+            if hours:
+                bench = Bench.of(found, SteadyLoad(noise=noise))
+                progress.stage(f"{levels} levels of {hours:g} h", levels)
+                held = constant_load(
+                    bench, policy, executor(jobs or os.cpu_count() or 1), shares=spread(levels), hours=hours,
+                    interval_s=interval, seed=seed, done=progress.done,
+                )  # fmt: skip
+                result["levels"] = [level.to_json() for level in held]
+            fuzzed: dict[str, tuple[Policy, Any, int]] = {
+                "random": (RandomPolicy(random.Random(seed)), fuzz_decisions, ticks),
+                "policy": (chosen, fuzz_decisions, ticks),
+                "random_engine": (RandomPolicy(random.Random(seed)), fuzz_engine, engine_ticks),
+                "policy_engine": (chosen, fuzz_engine, engine_ticks),
+            }
+            for name, (who, fuzz, number) in fuzzed.items():
+                progress.stage(f"fuzz: {name}", number)
+                one: Fuzzed = fuzz(who, number, seed, found, lambda _: progress.done())
+                result["fuzz"][name] = one.to_json()
+    except EngineError as error:
+        raise CliError(str(error)) from error
+    except ValueError as error:
+        raise CliError(str(error), 2) from error
+    calm = [level for level in result["levels"] if not level["is_still"]]
+    dirty = [name for name, one in result["fuzz"].items() if not one["is_clean"]]
+    for level in calm:
+        typer.echo(f"load {level['level']:g}: {level['changes']} changes, {level['reversals']} back: {level['knobs']}")
+    for name in dirty:
+        typer.echo(f"fuzz {name}: {result['fuzz'][name]['first_problem']}")
+    result["reversals"] = sum(level["reversals"] for level in result["levels"]) if result["levels"] else None
+    result["hours"] = hours
+    result["passed"] = not calm and not dirty
+    typer.echo(json.dumps(result))
+    if not result["passed"]:
+        raise typer.Exit(1)
+
+
+def _moving(who: Contender) -> Policy:
+    if who.policy is None:
+        raise ValueError(f"{who.name}: a setting that never changes needs no check")
+    return who.policy

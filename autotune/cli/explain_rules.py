@@ -1,0 +1,121 @@
+"""``autotune explain-rules``: what rules would do as the load rises and falls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from policies.sweep import Level
+
+_LOADS = "0.2,0.4,0.6,0.8,1,1.2,1.5,2"
+_WIDE = 180
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain-rules", short_help="What rules would do over the load.")(explain_rules)
+
+
+def explain_rules(
+    rules: Annotated[str, typer.Argument(metavar="FILE", help="A rules file, or a preset's name.")] = "default",
+    *,
+    profile: Annotated[
+        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+    ] = None,
+    loads: Annotated[str, typer.Option(metavar="LOAD,...", help="Shares of what native storage serves.")] = _LOADS,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 810,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 143,
+    noise: Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")] = 0.05,
+    hold: Annotated[float, typer.Option(help="Simulated seconds at each load.")] = 120.0,
+    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the levels here; - for stdout.")] = None,
+) -> None:
+    """Simulate RULES at rising and then falling constant loads: active rules, settings, memory and latency at each.
+
+    The engine goes on from level to level, so where the way down differs from the way up, it is the rules' hysteresis.
+    """
+    from autotune.simulation.explained import html, table  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from engine.sizes import parse_size  # noqa: PLC0415
+    from envs.profile import read_profile  # noqa: PLC0415
+    from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
+    from policies.rules import RuleError, load_rules  # noqa: PLC0415
+    from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
+    from policies.sweep import sweep  # noqa: PLC0415
+
+    try:
+        rule_set, shares = load_rules(rules), _shares(loads)
+        pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
+        bench = Bench.of(
+            read_profile(profile or DEFAULT_PROFILE), SteadyLoad(prompt_tokens, output_tokens, noise), pool_bytes
+        )
+        levels = sweep(bench, rule_set, shares, hold_s=hold)
+    except RuleError as error:
+        raise CliError("\n".join(error.problems), 2) from error
+    except EngineError as error:
+        raise CliError(str(error)) from error
+    except ValueError as error:
+        raise CliError(str(error), 2) from error
+    if str(json_out) != "-":
+        notes = [
+            f"profile: {bench.profile.describe()}",
+            f"load 1, all that native storage serves, is {bench.capacity_rps:.3g} requests/s of {prompt_tokens} + {output_tokens} tokens",
+            f"targets: {bench.targets.ttft_s:.3g} s to the first token, {bench.targets.tbt_s:.3g} s between tokens",
+        ]
+        _show(levels, notes, table(levels))
+    try:
+        if plot is not None:
+            plot.write_text(html(rules, bench, levels), encoding="utf-8")
+        _write_json(json_out, levels)
+    except OSError as error:
+        raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--loads {text!r}: write numbers such as {_LOADS}") from None
+
+
+def _show(levels: Sequence[Level], notes: Sequence[str], rows: tuple[list[str], list[list[str]]]) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from policies.sweep import differences  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in {"", "active rules", "settings"} else "right", overflow="fold")
+    for row in rows[1]:
+        table.add_row(*row)
+    console.print(table)
+    differ = differences(levels)
+    for load, knobs in differ:
+        what = ", ".join(f"{knob} {up} on the way up, {down} on the way down" for knob, (up, down) in knobs.items())
+        console.print(f"hysteresis at load {load:g}: {what}", markup=False, soft_wrap=True)
+    if not differ:
+        console.print("the way down holds the same settings as the way up", markup=False)
+
+
+def _write_json(place: Path | None, levels: Sequence[Level]) -> None:
+    if place is None:
+        return
+    rows = [level.to_json() for level in levels]
+    if str(place) == "-":
+        typer.echo(json.dumps(rows))
+    else:
+        place.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
