@@ -28,6 +28,8 @@ _VERBS: Final = (
     "record_proxy",
     "profile",
     "simulate",
+    "train",
+    "export",
 )
 
 app = typer.Typer(

@@ -5,14 +5,22 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from policy_cards import card, tensors_of
 
 from engine.tunables import TUNABLES, default_values
 from envs.features import FEATURES
 from envs.spaces import Observation, all_changes
 from policies.base import Decision, Policy, PolicyState
+from policies.card import Range
+from policies.learned import LearnedPolicy
 from policies.rules import load_rules, presets
 from policies.threshold import ThresholdPolicy
 
@@ -20,6 +28,15 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     name: (lambda name=name: ThresholdPolicy(load_rules(name)))  # type: ignore[misc]
     for name in presets()
 }
+
+
+def learned(algorithm: str) -> Policy:
+    """Trained where everything was known: unknown figures are the rules' business."""
+    made = card(algorithm=algorithm, ranges=[Range(low=0.0, high=1.0, unknown=False)] * len(FEATURES))
+    return LearnedPolicy(made, tensors_of(made.network), fallback=ThresholdPolicy(load_rules("default")))
+
+
+POLICIES |= {f"learned-{name}": (lambda name=name: learned(name)) for name in ("maskable-ppo", "ppo", "dqn")}  # type: ignore[misc]
 
 
 @pytest.fixture(params=POLICIES)
@@ -30,9 +47,10 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 def observations(seed: int, count: int) -> list[Observation]:
     """Wild ones: unknown figures, missing knobs, lost engines, gaps and clocks that go back."""
     rng, stamp_ns, result = random.Random(seed), 0, []
-    for _ in range(count):
+    for number in range(count):
+        gaps = 0.2 if number % 4 else 0.0
         stamp_ns += rng.choice([10**9] * 20 + [0, 90 * 10**9, -(5 * 10**8)])
-        values = {f.name: None if rng.random() < 0.2 else f.low + rng.random() * (f.high - f.low) for f in FEATURES}
+        values = {f.name: None if rng.random() < gaps else f.low + rng.random() * (f.high - f.low) for f in FEATURES}
         values |= {name: rng.random() * 2 for name in ("kv_demand", "kv_demand_int8", "kv_demand_k8v4")}
         knobs = {name: rng.choice(t.values) for name, t in TUNABLES.items() if rng.random() < 0.95}
         held = frozenset(name for name in TUNABLES if rng.random() < 0.1)
