@@ -53,7 +53,7 @@ class Knob(_Strict):
 
 
 class Spaces(_Strict):
-    """``observation``: the name of every entry of the vector, in order. Action 0 is nothing, then every knob's values."""
+    """``observation``: the name of every entry of the vector. Action 0 is nothing, then come every knob's values."""
 
     observation: list[_Text]
     actions: int
@@ -85,7 +85,7 @@ class Spaces(_Strict):
 
 
 class Network(_Strict):
-    """A multilayer perceptron. ``widths``: input, hidden ones, output; tensors ``0.weight`` [out, in], ``0.bias``, ..."""
+    """A multilayer perceptron. ``widths``: input, hidden, output. Tensors: ``0.weight`` [out, in], ``0.bias``, ``1.weight``..."""
 
     activation: Literal["tanh", "relu"]
     widths: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=MAX_LAYERS + 1)]
@@ -224,7 +224,7 @@ class Card(_Strict):
         return self
 
     def objection(self, profile_digest: str | None = None) -> str | None:
-        """Why this program cannot run it, in one line. ``profile_digest``: of the loaded profile, None if there is none."""
+        """Why this program cannot run it, in one line. ``profile_digest``: of the loaded profile, None without one."""
         if self.environment != SIMULATED_ENGINE_ID:
             return f"it was trained in {self.environment!r:.80}; this version has {SIMULATED_ENGINE_ID}"
         differs = self.spaces.objection()
@@ -285,7 +285,11 @@ def _card(path: Path) -> Card:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        missing = "normaliser statistics are missing: " if place.startswith("normaliser") and "missing" in first["type"] else ""
+        missing = (
+            "normaliser statistics are missing: "
+            if place.startswith("normaliser") and "missing" in first["type"]
+            else ""
+        )
         raise PolicyFileError(f"{path}: no usable card: {missing}{place or 'file'}: {_line(first['msg'])}") from error
     except (ValueError, RecursionError) as error:
         raise PolicyFileError(f"{path}: no usable card: {_line(error)}") from error

@@ -36,8 +36,8 @@ class LearnedPolicy:
     """A :class:`policies.base.Policy` out of an exported one, with ``fallback`` for what it was not trained on.
 
     It decides every ``interval_s`` of its training and leaves all as it is in between. ``clock``: measures a decision;
-    one that took longer than ``limit_s`` is thrown away and the rules' taken instead. That makes it the one thing besides
-    its arguments that a decision depends on: leave it out (None: no limit) to replay a journal.
+    one that took longer than ``limit_s`` is thrown away and the rules' taken instead. That is the one thing besides its
+    arguments that a decision depends on: leave it out (None: no limit) to replay a journal.
 
     State: ``guard``, ``fallback`` (theirs), ``decided_ns`` (when the network was last asked) and ``away_until_ns``
     with ``away`` (until when rules are in charge, and why).
@@ -114,9 +114,7 @@ class LearnedPolicy:
         if change is None:
             return Decision(None, STEADY, f"nothing to change; {self._weight(values, mask, NOTHING)}")
         step = f"{change.knob} {observation.tunables[change.knob]} -> {change.value}"
-        return Decision(
-            change, LEARNED, f"{step}: {self._weight(values, mask, action)}; {_seen(observation)}"
-        )
+        return Decision(change, LEARNED, f"{step}: {self._weight(values, mask, action)}; {_seen(observation)}")
 
     def _weight(self, values: NDArray[np.float32], mask: NDArray[np.int8], action: int) -> str:
         if self.card.algorithm == "dqn":

@@ -27,7 +27,7 @@ class Mlp:
         ]
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """``vectors``: float32 [entries] or [rows, entries], not normalised. Returns float32 [actions] or [rows, actions]."""
+        """``vectors``: float32 [entries] or [rows, entries], not normalised. Returns float32, [actions] last."""
         hidden = np.clip((vectors - self._mean) / self._std, -self._clip, self._clip).astype(np.float32)
         for weight, bias in self._layers[:-1]:
             hidden = hidden @ weight + bias

@@ -52,7 +52,9 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="The same seed and --steps give the same weights.")] = 0,
     teacher: Annotated[str, typer.Option(help="Rules to begin from: a preset, a file, or none.")] = "default",
     patience: Annotated[int, typer.Option(help="Stop after so many judgements without a better one.")] = 8,
-    seeds: Annotated[int, typer.Option(min=1, help="So many runs with seeds from --seed on, in folders of their own.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="So many runs with seeds from --seed on, in folders of their own.")
+    ] = 1,
     sweep: Annotated[
         list[str] | None, typer.Option(metavar="KEY=V,V", help="Runs over values of the recipe; repeatable.")
     ] = None,
@@ -82,7 +84,7 @@ def train(
         else:
             ends = (steps, _DEFAULT_MINUTES if steps is None and minutes is None else minutes)
             recipe = _recipe(
-                algo=algo, sources=_sources(trace, workload), profile=None if profile is None else str(profile.resolve()),
+                algo=algo, sources=_sources(trace, workload), profile=profile and str(profile.resolve()),
                 pool_bytes=_pool(kv_pool_bytes), knobs=None if knobs is None else _split(knobs), objective=objective,
                 ttft_target_s=ttft_target, tbt_target_s=tbt_target, quality_budget=quality_budget, interval_s=interval,
                 steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
@@ -140,14 +142,14 @@ def _one_line() -> Iterator[None]:
 
     from engine.errors import EngineError  # noqa: PLC0415
     from policies.card import PolicyFileError  # noqa: PLC0415
-    from policies.train.executor import RayUnavailable  # noqa: PLC0415
+    from policies.train.executor import RayUnavailableError  # noqa: PLC0415
 
     try:
         yield
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 2) from error
-    except (PolicyFileError, EngineError, RayUnavailable) as error:
+    except (PolicyFileError, EngineError, RayUnavailableError) as error:
         raise CliError(str(error)) from error
     except ValueError as error:
         raise CliError("; ".join(str(error).splitlines()), 2) from error

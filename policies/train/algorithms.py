@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import torch
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import VecEnv
 
+from envs.spaces import NOTHING
 from policies.card import Network
 from policies.train.recipe import Recipe
 
 Algorithm = MaskablePPO | PPO | DQN
+# A network that knows nothing should do nothing: with thirty other actions it would turn knobs at every tick, and what
+# imitation never saw it do would be anything at all.
+NOTHING_FIRST: Final = 4.0
 
 
 def build(recipe: Recipe, venv: VecEnv) -> Algorithm:
@@ -33,7 +38,10 @@ def build(recipe: Recipe, venv: VecEnv) -> Algorithm:
         "seed": recipe.seed,
         "device": "cpu",
     }
-    return MaskablePPO("MlpPolicy", venv, **common) if recipe.algo == "maskable-ppo" else PPO("MlpPolicy", venv, **common)
+    model = (MaskablePPO if recipe.algo == "maskable-ppo" else PPO)("MlpPolicy", venv, **common)
+    with torch.no_grad():
+        model.policy.action_net.bias[NOTHING] = NOTHING_FIRST
+    return model
 
 
 def _dqn(recipe: Recipe, venv: VecEnv) -> DQN:

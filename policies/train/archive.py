@@ -1,4 +1,4 @@
-"""Weights out of a Stable-Baselines3 zip, without its pickles: tensors alone are read, the rest comes from the recipe."""
+"""Weights out of a Stable-Baselines3 zip without its pickles: tensors alone are read, the rest is in the recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from policies.card import PolicyFileError, Tensors
 POLICY: Final = "policy.pth"
 OPTIMIZER: Final = "policy.optimizer.pth"
 MAX_ENTRY_BYTES: Final = 64 << 20
-_HIDDEN: Final = {"ppo": "mlp_extractor.policy_net.", "maskable-ppo": "mlp_extractor.policy_net.", "dqn": "q_net.q_net."}
+_HIDDEN: Final = {
+    "ppo": "mlp_extractor.policy_net.",
+    "maskable-ppo": "mlp_extractor.policy_net.",
+    "dqn": "q_net.q_net.",
+}
 
 
 def read_states(path: Path, names: tuple[str, ...] = (POLICY,)) -> dict[str, dict[str, Any]]:
@@ -58,7 +62,7 @@ def _state(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
 
 
 def actor_tensors(algo: str, state: Mapping[str, Any]) -> Tensors:
-    """The layers that decide, by the names in :class:`policies.card.Network`: float32 arrays. Raises PolicyFileError."""
+    """The layers that decide, float32, by the names in :class:`policies.card.Network`. Raises PolicyFileError."""
     prefix = _HIDDEN[algo]
     numbers = [name.removeprefix(prefix).removesuffix(".weight") for name in state if name.startswith(prefix)]
     layers = [f"{prefix}{number}" for number in sorted({int(number) for number in numbers if number.isdecimal()})]

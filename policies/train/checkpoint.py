@@ -109,7 +109,9 @@ def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
             _refill(model, _arrays(folder / BUFFER), state["buffer"])
         return Progress(**state["progress"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise PolicyFileError(f"{folder}: the checkpoint does not fit this run: {str(error).splitlines()[0]:.200}") from error
+        raise PolicyFileError(
+            f"{folder}: the checkpoint does not fit this run: {str(error).splitlines()[0]:.200}"
+        ) from error
 
 
 def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
@@ -120,7 +122,9 @@ def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
         normaliser = Normaliser(mean=arrays["mean"].tolist(), var=arrays["var"].tolist(), epsilon=EPSILON, clip=CLIP)
         return normaliser, seen, Progress(**state["progress"])
     except (KeyError, TypeError, ValueError) as error:
-        raise PolicyFileError(f"{folder}: the checkpoint lacks statistics: {str(error).splitlines()[0]:.200}") from error
+        raise PolicyFileError(
+            f"{folder}: the checkpoint lacks statistics: {str(error).splitlines()[0]:.200}"
+        ) from error
 
 
 def _state(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from envs.profile import Profile
 from envs.reward import Objective, RewardWeights
 from envs.simulated import SimulatedEngine
-from envs.spaces import NOTHING, Observation, action_space, decode_action, encode_action, legal_action, observation_space
+from envs.spaces import (
+    NOTHING,
+    Observation,
+    action_space,
+    decode_action,
+    encode_action,
+    legal_action,
+    observation_space,
+)
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guarded import guarded_mask
 from policies.train.recipe import Recipe
@@ -29,17 +37,17 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     ## Action and observation space
     Those of :class:`envs.simulated.SimulatedEngine`. An action goes through the guard that the daemon has; one that the
-    mask forbids, or that the guard refuses, counts as nothing. :meth:`action_masks` knows the guard: it has exactly what
-    would be let through.
+    mask forbids, or that the guard refuses, counts as nothing. :meth:`action_masks` knows the guard: it has exactly
+    what would be let through.
 
     ## Starting state
     ``reset`` begins the next episode of its plan (:mod:`policies.train.traffic`): traffic, world and the knobs at the
-    start. A ``seed`` given to it changes nothing: what comes is decided by the recipe's seed, the stream and the number.
+    start. A ``seed`` given to it changes nothing: the recipe's seed, the stream and the number decide what comes.
 
     ## Reward
     The exact figures of the interval, which only a simulator has: requests inside all targets per second, less
-    violations and the price of a change (the weights of :class:`envs.reward.RewardWeights`), over the source's mean rate,
-    so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating tokens at
+    violations and the price of a change (the weights of :class:`envs.reward.RewardWeights`), over the source's mean
+    rate, so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating tokens at
     the source's mean rate and at the whole budget costs the price. Clipped to :data:`MOST`, times :data:`REWARD_SCALE`.
     Under ``batch``, gain and violations are those of the environment's own reward.
 
@@ -87,7 +95,9 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         super().reset(seed=seed, options=options)
         number, self._next = self._next, self._next + self._stride
         held_out = self._is_held_out
-        self._episode = plan = self._traffic.held_out(number) if held_out else self._traffic.training(self._stream, number)
+        self._episode = plan = (
+            self._traffic.held_out(number) if held_out else self._traffic.training(self._stream, number)
+        )
         recipe = self._recipe
         self._engine = SimulatedEngine(
             self._profile,

@@ -24,29 +24,29 @@ class LocalExecutor:
         return [function(job) for job in jobs]
 
 
-class RayUnavailable(RuntimeError):
+class RayUnavailableError(RuntimeError):
     """Ray is not installed, or the cluster cannot be reached; one line."""
 
 
 class RayExecutor:
     """Every job a Ray task. ``address``: of a cluster, or ``local`` for this machine's cores.
 
-    This package must be installed on every node, and what jobs read and write must be on storage that all of them share.
+    This package must be installed on every node, and what jobs read and write must be on storage that all share.
     ``cpus``: that a job occupies. ``ray``: the module, for tests.
     """
 
     def __init__(self, address: str, *, cpus: float = 1.0, ray: Any = None) -> None:
-        """Raises RayUnavailable."""
+        """Raises RayUnavailableError."""
         if ray is None:
             try:
                 import ray  # noqa: PLC0415  # an optional dependency
             except ImportError:
-                raise RayUnavailable("--ray needs Ray: pip install 'ray[default]'") from None
+                raise RayUnavailableError("--ray needs Ray: pip install 'ray[default]'") from None
         self._ray, self._cpus = ray, cpus
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            raise RayUnavailable(f"Ray at {address} cannot be used: {str(error).splitlines()[0]}") from error
+            raise RayUnavailableError(f"Ray at {address} cannot be used: {str(error).splitlines()[0]}") from error
 
     def map(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
         task = self._ray.remote(num_cpus=self._cpus)(function)

@@ -38,7 +38,11 @@ class Lessons:
 
 
 def warm_start(
-    model: Algorithm, normalised: VecNormalize, recipe: Recipe, teacher: Policy, see: Callable[[NDArray[np.float32]], None]
+    model: Algorithm,
+    normalised: VecNormalize,
+    recipe: Recipe,
+    teacher: Policy,
+    see: Callable[[NDArray[np.float32]], None],
 ) -> dict[str, float]:
     """Teach ``model`` on episodes that training does not use; the statistics of ``normalised`` begin with them, too.
 

@@ -100,6 +100,13 @@ def scores(policy: str, found: Sequence[Outcome], seed: int = 0) -> list[Score]:
         low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
         name = cast('Literal["reward", "goodput_rps", "loss_per_token"]', figure)
         result.append(
-            Score(policy=policy, figure=name, mean=float(values.mean()), low=float(low), high=float(high), episodes=len(found))
+            Score(
+                policy=policy,
+                figure=name,
+                mean=float(values.mean()),
+                low=float(low),
+                high=float(high),
+                episodes=len(found),
+            )
         )
     return result

@@ -1,4 +1,4 @@
-"""Everything that decides how a run goes, as JSON in the run's folder: what is resumed and exported is rebuilt from it."""
+"""Everything that decides how a run goes, as JSON in its folder: what is resumed and exported is rebuilt from it."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class WarmStart(_Strict):
 
     teacher: str = "default"
     rounds: _Count = 2
-    episodes: _Count = 2
-    epochs: _Count = 8
-    weight: _Positive = 4.0
+    episodes: _Count = 1
+    epochs: _Count = 20
+    weight: _Positive = 2.0
 
 
 class Recipe(_Strict):
@@ -92,8 +92,8 @@ class Recipe(_Strict):
     end that depends on the machine.
 
     ``profile``: a path, None for the one of :class:`envs.simulated.SimulatedEngine`; its digest must stay what it was.
-    ``quality_budget``: mean relative loss of a generated token that is paid for nothing else; ``price`` is what using the
-    budget up costs at first, in shares of what all requests inside their targets earn, and moves by at most
+    ``quality_budget``: mean relative loss of a generated token that is allowed; ``price`` is what using the budget
+    up costs at first, in shares of what all requests inside their targets earn, and moves by at most
     ``price_step`` per rollout until the loss of training is the budget.
     ``group``: so many environments play the same traffic at the same time, and the reward of each is what it got beyond
     the mean of the others; 1 switches that off.
@@ -159,7 +159,9 @@ def checked(recipe: Recipe) -> Recipe:
     if (recipe.steps is None) == (recipe.minutes is None):
         raise ValueError("give either --steps or --minutes")
     if recipe.algo == "dqn" and (recipe.steps is None or recipe.group > 1):
-        raise ValueError("dqn needs --steps (its exploration follows them) and --group 1 (it learns from old experience)")
+        raise ValueError(
+            "dqn needs --steps (its exploration follows them) and --group 1 (it learns from old experience)"
+        )
     if not recipe.short_s <= recipe.long_s:
         raise ValueError(f"windows need short <= long, got {recipe.short_s:g} and {recipe.long_s:g}")
     return recipe

@@ -122,7 +122,9 @@ class _Run(BaseCallback):
         total = self.recipe.steps or _ENDLESS_STEPS
         left = -(-total // self._row_steps) * self._row_steps - self.algorithm.num_timesteps
         if isinstance(self.algorithm, DQN):
-            self.algorithm.exploration_rate = self.algorithm.exploration_schedule(1 - self.algorithm.num_timesteps / total)
+            self.algorithm.exploration_rate = self.algorithm.exploration_schedule(
+                1 - self.algorithm.num_timesteps / total
+            )
         if left > 0:
             self.algorithm.learn(left, callback=self, reset_num_timesteps=False)
 

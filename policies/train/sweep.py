@@ -143,9 +143,7 @@ def _put(data: dict[str, Any], key: str, value: str) -> None:
     place = data
     for part in path:
         inner = place.get(part)
-        if not isinstance(inner, dict):
-            raise ValueError(f"--sweep: the recipe has no {key}")
-        place = inner
+        place = inner if isinstance(inner, dict) else {}
     if last not in place:
         raise ValueError(f"--sweep: the recipe has no {key}")
     try:

@@ -88,9 +88,7 @@ class Traffic:
         knobs = [self._knobs[index] for index in sorted(chosen)]
         return {knob: TUNABLES[knob].values[int(rng.integers(len(TUNABLES[knob].values)))] for knob in knobs}
 
-    def _cut(
-        self, source: _Loaded, rng: np.random.Generator, values: dict[str, TunableValue], *, part: int
-    ) -> Episode:
+    def _cut(self, source: _Loaded, rng: np.random.Generator, values: dict[str, TunableValue], *, part: int) -> Episode:
         world_seed, traffic_seed = (int(seed) for seed in rng.integers(2**31, size=2))
         fastest = self._spread.rate[1]  # the world may play it this much faster
         bursts = float(np.exp(rng.uniform(*np.log(self._spread.bursts))))
@@ -101,9 +99,7 @@ class Traffic:
         assert source.workload is not None  # noqa: S101  # a source is one or the other
         span_s = self._episode_s * fastest
         workload = replace(source.workload, gap_cv=source.workload.gap_cv * bursts)
-        whole = generate(
-            workload, duration_s=MAX_OFFSET_S + span_s, seed=traffic_seed, rate_scale=source.rate_scale
-        )
+        whole = generate(workload, duration_s=MAX_OFFSET_S + span_s, seed=traffic_seed, rate_scale=source.rate_scale)
         trace = _window(whole, span_s, rng, MAX_OFFSET_S + span_s)
         return _episode(source, trace, 1.0, values, world_seed)
 

@@ -1,4 +1,4 @@
-"""Several environments as one: in processes of their own where that pays, normalised, with shared traffic as baseline."""
+"""Several environments as one: in processes where that pays, normalised, with shared traffic as a baseline."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def stack(make_env: MakeEnv, recipe: Recipe) -> VecNormalize:
 
 
 class GroupBaseline(VecEnvWrapper):
-    """Environments of a group play the same traffic at the same time: each one's reward is less the mean of the others'.
+    """Environments of a group play the same traffic at once: the reward of each is less the mean of the others'.
 
-    What the traffic itself brings, by far the most of it, is the same for all of a group and says nothing about what was
-    done (input-dependent baselines, Mao et al. 2019). The mean leaves the own reward out, so nothing is biased by it.
+    What the traffic itself brings, by far the most of it, is the same for all of a group and says nothing about what
+    was done (input-dependent baselines, Mao et al. 2019). The mean leaves the own reward out, so nothing is biased by it.
     """
 
     def __init__(self, venv: VecEnv, group: int) -> None:

@@ -1,4 +1,4 @@
-"""What is refused when an exported policy is read, always with one line; and what may be overwritten when one is written."""
+"""What is refused when an exported policy is read, always with one line; what may be overwritten by one."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ JSON = st.recursive(
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [path] if path else []
-    entries = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    entries = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
     for key, value in entries:
         found += places(value, (*path, key))
     return found
@@ -169,7 +171,9 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=JSON)
 @example(data=None, value=None)
-def test_fuzzed_cards_are_read_or_refused_and_nothing_else(folder: Path, data: st.DataObject | None, value: Any) -> None:
+def test_fuzzed_cards_are_read_or_refused_and_nothing_else(
+    folder: Path, data: st.DataObject | None, value: Any
+) -> None:
     path = folder / CARD_FILE
     whole = path.read_text()
     document = json.loads(whole)
@@ -186,7 +190,9 @@ def test_fuzzed_cards_are_read_or_refused_and_nothing_else(folder: Path, data: s
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(at=st.integers(0, 10**6), what=st.binary(min_size=1, max_size=8), file=st.sampled_from([CARD_FILE, WEIGHTS_FILE]))
+@given(
+    at=st.integers(0, 10**6), what=st.binary(min_size=1, max_size=8), file=st.sampled_from([CARD_FILE, WEIGHTS_FILE])
+)
 def test_damaged_files_are_read_or_refused_and_nothing_else(folder: Path, at: int, what: bytes, file: str) -> None:
     path = folder / file
     whole = path.read_bytes()

@@ -95,7 +95,10 @@ def test_it_decides_once_per_interval_of_its_training() -> None:
 def test_masked_actions_give_way_to_the_next_best_with_masks_and_to_nothing_without() -> None:
     seen = at(100.0)
     held = Observation(seen.stamp_ns, seen.values, seen.tunables, frozenset({"kv_format"}), 99.0, "a")
-    masked, plain = policy(INT4, Change("eviction", "window")), policy(INT4, Change("eviction", "window"), algorithm="ppo")
+    masked, plain = (
+        policy(INT4, Change("eviction", "window")),
+        policy(INT4, Change("eviction", "window"), algorithm="ppo"),
+    )
     assert masked.decide(held, {})[0].change == Change("eviction", "window")
     assert plain.decide(held, {})[0].change is None
     assert plain.decide(seen, {})[0].change == INT4
@@ -178,7 +181,11 @@ def test_recorded_ranges_are_those_of_what_was_known() -> None:
     recorder = RangeRecorder()
     recorder.add(np.stack([at(1.0, load=0.3, waiting=None).vector(), at(1.0, load=0.7, waiting=None).vector()]))
     rows = dict(zip((f.name for f in FEATURES), recorder.ranges(), strict=True))
-    assert (rows["load"].low, rows["load"].high, rows["load"].unknown) == (pytest.approx(0.3), pytest.approx(0.7), False)
+    assert (rows["load"].low, rows["load"].high, rows["load"].unknown) == (
+        pytest.approx(0.3),
+        pytest.approx(0.7),
+        False,
+    )
     assert rows["waiting"] == Range(low=None, high=None, unknown=True)
 
 
@@ -202,7 +209,8 @@ from policies.threshold import ThresholdPolicy
 policy = load_learned(Path({str(tmp_path / "policy")!r}), fallback=ThresholdPolicy(load_rules("default")))
 decision, _ = policy.decide(observation(3), policy.initial_state())
 assert decision.change is not None
-bad = [name for name in sys.modules if name.split(".")[0] in {{"torch", "stable_baselines3", "sb3_contrib", "cloudpickle"}}]
+heavy = {{"torch", "stable_baselines3", "sb3_contrib", "cloudpickle"}}
+bad = [name for name in sys.modules if name.split(".")[0] in heavy]
 assert not bad, bad
 """
     root = Path(__file__).parents[2]
