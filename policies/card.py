@@ -71,9 +71,9 @@ class Spaces(_Strict):
         theirs, ours = [knob.name for knob in self.tunables], [knob.name for knob in here.tunables]
         if theirs != ours:
             return f"its tunables are {', '.join(theirs)[:200]}; here they are {', '.join(ours)}, in this order"
-        for knob, other in zip(self.tunables, here.tunables, strict=True):
-            if knob.values != other.values:
-                return f"its values of {knob.name} are {knob.values!r:.100}; here they are {other.values}"
+        for knob, ours_now in zip(self.tunables, here.tunables, strict=True):
+            if knob.values != ours_now.values:
+                return f"its values of {knob.name} are {knob.values!r:.100}; here they are {ours_now.values}"
         if self.actions != here.actions:
             return f"it has {self.actions} actions; here there are {here.actions}"
         if len(self.observation) != len(here.observation):
@@ -85,7 +85,7 @@ class Spaces(_Strict):
 
 
 class Network(_Strict):
-    """A multilayer perceptron. ``widths``: input, hidden, output. Tensors: ``0.weight`` [out, in], ``0.bias``, ``1.weight``..."""
+    """A multilayer perceptron. ``widths``: input, hidden, output. Tensors ``0.weight`` [out, in], ``0.bias`` and on."""
 
     activation: Literal["tanh", "relu"]
     widths: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=MAX_LAYERS + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from sb3_contrib import MaskablePPO
@@ -40,7 +40,7 @@ def build(recipe: Recipe, venv: VecEnv) -> Algorithm:
     }
     model = (MaskablePPO if recipe.algo == "maskable-ppo" else PPO)("MlpPolicy", venv, **common)
     with torch.no_grad():
-        model.policy.action_net.bias[NOTHING] = NOTHING_FIRST
+        cast("torch.nn.Linear", model.policy.action_net).bias[NOTHING] = NOTHING_FIRST
     return model
 
 

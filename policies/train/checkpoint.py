@@ -64,7 +64,7 @@ def save(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
         torch=torch.get_rng_state().numpy(), numpy=mersenne[1], python=np.array(numbers[1], dtype=np.uint64),
     )  # fmt: skip
     if isinstance(model, DQN) and model.replay_buffer is not None:
-        buffer = cast("ReplayBuffer", model.replay_buffer)
+        buffer = model.replay_buffer
         rows = buffer.buffer_size if buffer.full else buffer.pos
         np.savez(made / BUFFER, **{name: getattr(buffer, name)[:rows] for name in _BUFFER_ARRAYS})
     state = {

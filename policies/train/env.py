@@ -47,8 +47,9 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     ## Reward
     The exact figures of the interval, which only a simulator has: requests inside all targets per second, less
     violations and the price of a change (the weights of :class:`envs.reward.RewardWeights`), over the source's mean
-    rate, so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating tokens at
-    the source's mean rate and at the whole budget costs the price. Clipped to :data:`MOST`, times :data:`REWARD_SCALE`.
+    rate, so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating
+    tokens at the source's mean rate and at the whole budget costs the price. Clipped to :data:`MOST`, times
+    :data:`REWARD_SCALE`.
     Under ``batch``, gain and violations are those of the environment's own reward.
 
     ## Episode end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -39,9 +40,9 @@ class RayExecutor:
         """Raises RayUnavailableError."""
         if ray is None:
             try:
-                import ray  # noqa: PLC0415  # an optional dependency
+                ray = importlib.import_module("ray")  # an optional dependency
             except ImportError:
-                raise RayUnavailableError("--ray needs Ray: pip install 'ray[default]'") from None
+                raise RayUnavailableError("--ray needs Ray: pip install ray") from None
         self._ray, self._cpus = ray, cpus
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)

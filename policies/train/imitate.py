@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
@@ -58,7 +59,7 @@ def warm_start(
             first = STREAMS_FROM + number * plan.episodes + episode
             lessons.append(_lesson(model, normalised, teacher, first, recipe, student_acts=number > 0))
             see(lessons[-1].vectors)
-            normalised.obs_rms.update(lessons[-1].vectors)  # type: ignore[union-attr]
+            cast("RunningMeanStd", normalised.obs_rms).update(lessons[-1].vectors)
         _fit(model, normalised, _joined(lessons), plan, rng)
     return _agreement(model, normalised, _joined(lessons))
 
@@ -140,7 +141,7 @@ def _loss(
         margins = torch.full_like(values, _FULL_MARGIN).scatter(1, labels[:, None], 0.0)
         lead = (values + margins).max(dim=1).values - values.gather(1, labels[:, None])[:, 0]
         worth = functional.smooth_l1_loss(values.gather(1, labels[:, None])[:, 0], returns)
-        return (weights * lead).mean() + worth
+        return cast("torch.Tensor", (weights * lead).mean() + worth)
     if isinstance(model, MaskablePPO):
         values, log_probability, _ = model.policy.evaluate_actions(seen, labels, action_masks=torch.as_tensor(allowed))
     else:
@@ -150,7 +151,7 @@ def _loss(
 
 def _agreement(model: Algorithm, normalised: VecNormalize, lessons: Lessons) -> dict[str, float]:
     seen = normalised.normalize_obs(lessons.vectors)
-    more = {"action_masks": lessons.masks} if isinstance(model, MaskablePPO) else {}
+    more: dict[str, Any] = {"action_masks": lessons.masks} if isinstance(model, MaskablePPO) else {}
     actions, _ = model.predict(cast("NDArray[np.float32]", seen), deterministic=True, **more)
     same, changing = actions == lessons.labels, lessons.labels != NOTHING
     return {

@@ -18,7 +18,8 @@ from policies.train.vector import masks, outcomes, raw
 Act = Callable[[NDArray[np.float32], VecEnv], NDArray[np.int64]]
 """Actions of all environments out of their raw observations. May ask the environments for more."""
 Outcome = dict[str, Any]
-FIGURES: Final = ("reward", "goodput_rps", "loss_per_token")
+Figure = Literal["reward", "goodput_rps", "loss_per_token"]
+FIGURES: Final[tuple[Figure, ...]] = ("reward", "goodput_rps", "loss_per_token")
 _RESAMPLES: Final = 2000
 
 
@@ -35,7 +36,8 @@ def judge(normalised: VecNormalize, make_act: Callable[[], Act], episodes: int, 
     found: list[Outcome] = []
     vectors = cast("NDArray[np.float32]", venv.reset())
     for _ in range(rounds):
-        act, ended = make_act(), []
+        act = make_act()
+        ended: list[Outcome] = []
         while not ended:
             step, _, _, infos = venv.step(act(vectors, venv))
             vectors, ended = cast("NDArray[np.float32]", step), outcomes(infos)
@@ -48,7 +50,7 @@ def learned_act(model: Algorithm, normalised: VecNormalize) -> Act:
 
     def act(vectors: NDArray[np.float32], venv: VecEnv) -> NDArray[np.int64]:
         seen = normalised.normalize_obs(vectors)
-        more = {"action_masks": masks(venv)} if model.__class__.__name__ == "MaskablePPO" else {}
+        more: dict[str, Any] = {"action_masks": masks(venv)} if model.__class__.__name__ == "MaskablePPO" else {}
         actions, _ = model.predict(cast("NDArray[np.float32]", seen), deterministic=True, **more)
         return actions
 
@@ -98,11 +100,10 @@ def scores(policy: str, found: Sequence[Outcome], seed: int = 0) -> list[Score]:
     for figure in FIGURES:
         values = np.array([outcome[figure] for outcome in found], dtype=np.float64)
         low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
-        name = cast('Literal["reward", "goodput_rps", "loss_per_token"]', figure)
         result.append(
             Score(
                 policy=policy,
-                figure=name,
+                figure=figure,
                 mean=float(values.mean()),
                 low=float(low),
                 high=float(high),

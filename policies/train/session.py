@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from engine.clock import Clock
@@ -105,8 +106,7 @@ class _Run(BaseCallback):
             agrees, changing = found["agrees"], found["agrees_on_changes"]
             self.tell(progress, f"imitates {self.teacher.name}: {agrees:.1%} of ticks, {changing:.1%} of changes")
         vectors = self._back_to(0)
-        statistics = self.normalised.obs_rms
-        statistics.update(vectors)  # type: ignore[union-attr]  # as every later first observation is
+        cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
         self._stand(vectors)
 
     def resume(self, start: Path) -> None:

@@ -163,9 +163,10 @@ def _mean_rps(trace: Trace) -> float:
 
 
 def _workload(source: Source) -> Workload:
-    if source.workload not in CATALOGUE:
+    found = CATALOGUE.get(source.workload or "")
+    if found is None:
         raise ValueError(f"workload {source.workload!r} is not known; choose one of {', '.join(CATALOGUE)}")
-    return CATALOGUE[source.workload]
+    return found
 
 
 def _window(trace: Trace, span_s: float, rng: np.random.Generator, duration_s: float) -> Trace:

@@ -53,7 +53,7 @@ class GroupBaseline(VecEnvWrapper):
     """Environments of a group play the same traffic at once: the reward of each is less the mean of the others'.
 
     What the traffic itself brings, by far the most of it, is the same for all of a group and says nothing about what
-    was done (input-dependent baselines, Mao et al. 2019). The mean leaves the own reward out, so nothing is biased by it.
+    was done (input-dependent baselines, Mao et al. 2019). The mean leaves the own reward out, so it biases nothing.
     """
 
     def __init__(self, venv: VecEnv, group: int) -> None:
