@@ -137,6 +137,10 @@ class Guard:
     def __init__(self, config: GuardConfig | None = None, feasible: Feasibility | None = None) -> None:
         self.config = config or GuardConfig()
         self._feasible = feasible
+        self._changes = {
+            knob: [Change(knob, v) for v in tunable.values if v in self.config.allowed.get(knob, tunable.values)]
+            for knob, tunable in TUNABLES.items()
+        }
 
     @staticmethod
     def initial_state() -> GuardState:
@@ -176,6 +180,22 @@ class Guard:
             if objection is not None:
                 result[knob] = objection
         return result
+
+    def possible(self, context: GuardContext, state: GuardState) -> list[Change]:
+        """Every declared change that :meth:`check` would let through now: the mask of policies that take one."""
+        state, in_force = self._current(context.observation, state), context.observation.tunables
+        taken = self.overrides(context)
+        asked = {knob: asked for knob, asked in state["asked"].items() if knob not in taken}
+        state, found = {**state, "asked": asked}, []
+        for knob, changes in self._changes.items():
+            if knob not in in_force or self._untimely(TUNABLES[knob], context, state) is not None:
+                continue
+            for change in changes:
+                if in_force[knob] == change.value or (knob in asked and self._not_taken(change, context, state)):
+                    continue
+                if self._feasible is None or self._feasible(change, context.observation) is None:
+                    found.append(change)
+        return found
 
     def overrides(self, context: GuardContext) -> dict[str, Writer]:
         """The knobs that somebody else has taken over, with who did."""

@@ -33,6 +33,8 @@ _VERBS: Final = (
     "lint_rules",
     "explain_rules",
     "tune_rules",
+    "train",
+    "export",
 )
 
 app = typer.Typer(

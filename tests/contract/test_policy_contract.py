@@ -5,9 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from policy_cards import card, tensors_of
 
 from engine.tunables import TUNABLES, default_values
 from envs.features import FEATURES
@@ -17,6 +23,8 @@ from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import Observation, all_changes
 from policies.base import Decision, Policy, PolicyState
 from policies.predictor_of import predictor_of
+from policies.card import Range
+from policies.learned import LearnedPolicy
 from policies.rules import load_rules, presets
 from policies.threshold import ThresholdPolicy
 
@@ -27,6 +35,15 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 POLICIES["predictor"] = lambda: predictor_of(read_profile(DEFAULT_PROFILE), Targets(2.0, 0.25))
 
 
+def learned(algorithm: str) -> Policy:
+    """Trained where everything was known: unknown figures are the rules' business."""
+    made = card(algorithm=algorithm, ranges=[Range(low=0.0, high=1.0, unknown=False)] * len(FEATURES))
+    return LearnedPolicy(made, tensors_of(made.network), fallback=ThresholdPolicy(load_rules("default")))
+
+
+POLICIES |= {f"learned-{name}": (lambda name=name: learned(name)) for name in ("maskable-ppo", "ppo", "dqn")}  # type: ignore[misc]
+
+
 @pytest.fixture(params=POLICIES)
 def policy(request: pytest.FixtureRequest) -> Policy:
     return POLICIES[request.param]()
@@ -35,9 +52,10 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 def observations(seed: int, count: int) -> list[Observation]:
     """Wild ones: unknown figures, missing knobs, lost engines, gaps and clocks that go back."""
     rng, stamp_ns, result = random.Random(seed), 0, []
-    for _ in range(count):
+    for number in range(count):
+        gaps = 0.2 if number % 4 else 0.0
         stamp_ns += rng.choice([10**9] * 20 + [0, 90 * 10**9, -(5 * 10**8)])
-        values = {f.name: None if rng.random() < 0.2 else f.low + rng.random() * (f.high - f.low) for f in FEATURES}
+        values = {f.name: None if rng.random() < gaps else f.low + rng.random() * (f.high - f.low) for f in FEATURES}
         values |= {name: rng.random() * 2 for name in ("kv_demand", "kv_demand_int8", "kv_demand_k8v4")}
         knobs = {name: rng.choice(t.values) for name, t in TUNABLES.items() if rng.random() < 0.95}
         held = frozenset(name for name in TUNABLES if rng.random() < 0.1)

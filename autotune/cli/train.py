@@ -1,0 +1,222 @@
+"""``autotune train``: a policy by reinforcement, from one's own traffic on a simulated engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli._shared import CliError
+
+if TYPE_CHECKING:
+    from policies.train.checkpoint import Progress as Where
+    from policies.train.recipe import Recipe
+    from policies.train.sweep import Job, Outcome
+
+EXTRA = "training needs pip install 'kv-autotune[train]'"
+_DEFAULT_MINUTES = 20.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", short_help="Train a policy on simulated traffic.")(train)
+
+
+def train(
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")],
+    algo: Annotated[str, typer.Option(help="maskable-ppo, ppo or dqn.")] = "maskable-ppo",
+    trace: Annotated[list[Path] | None, typer.Option(help="A trace to train on; repeatable.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="A built-in workload, NAME or NAME@RATE_SCALE; repeatable.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+    ] = None,
+    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    knobs: Annotated[str | None, typer.Option(help="Knobs that it may move, with commas between them.")] = None,
+    objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
+    ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 2.0,
+    tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.25,
+    quality_budget: Annotated[float, typer.Option(help="Relative loss of a token that is allowed on average.")] = 0.005,
+    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Or: for so long (20 if neither is given).")] = None,
+    envs: Annotated[int, typer.Option(help="Simulated engines at the same time.")] = 8,
+    group: Annotated[
+        int | None, typer.Option(help="So many play the same traffic, each rewarded for being better (4; dqn 1).")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed and --steps give the same weights.")] = 0,
+    teacher: Annotated[str, typer.Option(help="Rules to begin from: a preset, a file, or none.")] = "default",
+    patience: Annotated[int, typer.Option(help="Stop after so many judgements without a better one.")] = 8,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="So many runs with seeds from --seed on, in folders of their own.")
+    ] = 1,
+    sweep: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=V,V", help="Runs over values of the recipe; repeatable.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Each run a task of this Ray cluster; local for this machine.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where RUN stopped; its recipe holds.")] = False,
+) -> None:
+    """Train a policy behind the daemon's guard on a simulated engine, with the rules as a start and as the yardstick.
+
+    RUN gets the recipe, checkpoints, metrics.jsonl, TensorBoard files, the best model and its held-out scores;
+    autotune export makes a policy of it.
+    """
+    try:
+        from policies.train import sweep as runs  # noqa: PLC0415  # torch, and not for --help
+        from policies.train.recipe import read_recipe  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is not installed; {EXTRA}") from error
+
+    with _one_line():
+        several = seeds > 1 or bool(sweep)
+        if resume:
+            if several:
+                raise CliError("--resume goes on with one run: name its own folder", 2)
+            recipe = read_recipe(out)
+            found = [_single(runs.Job("", recipe, str(out), resume=True))]
+        else:
+            ends = (steps, _DEFAULT_MINUTES if steps is None and minutes is None else minutes)
+            recipe = _recipe(
+                algo=algo, sources=_sources(trace, workload), profile=profile and str(profile.resolve()),
+                pool_bytes=_pool(kv_pool_bytes), knobs=None if knobs is None else _split(knobs), objective=objective,
+                ttft_target_s=ttft_target, tbt_target_s=tbt_target, quality_budget=quality_budget, interval_s=interval,
+                steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
+            )  # fmt: skip
+            if several or ray is not None:
+                found = _several(runs.jobs_of(recipe, out, range(seed, seed + seeds), sweep or []), out, ray)
+            else:
+                found = [_single(runs.Job("", recipe, str(out)))]
+    _show(found)
+
+
+def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | None, **fields: Any) -> Recipe:
+    """Checked, with rates that fit the profile, and the profile's digest."""
+    from policies.train.recipe import Recipe, WarmStart, checked  # noqa: PLC0415
+    from policies.train.sweep import profile_of, teacher_of  # noqa: PLC0415
+    from policies.train.traffic import resolve  # noqa: PLC0415
+
+    given = {name: value for name, value in fields.items() if value is not None}
+    if knobs is not None:
+        given["knobs"] = knobs
+    given["group"] = (1 if algo == "dqn" else min(4, fields["envs"])) if group is None else group
+    given["warm_start"] = None if teacher == "none" else WarmStart(teacher=teacher)
+    recipe = checked(Recipe.model_validate({"algo": algo, **given}))
+    profile = profile_of(recipe)
+    teacher_of(recipe)
+    sources = resolve(recipe.sources, profile, recipe.pool_bytes)
+    return recipe.model_copy(update={"sources": sources, "profile_digest": profile.digest})
+
+
+def _sources(traces: list[Path] | None, workloads: list[str] | None) -> list[dict[str, Any]] | None:
+    found: list[dict[str, Any]] = [{"trace": str(path.resolve())} for path in traces or ()]
+    for text in workloads or ():
+        name, at, scale = text.partition("@")
+        try:
+            found.append({"workload": name, "rate_scale": float(scale) if at else None})
+        except ValueError:
+            raise CliError(f"--workload {text}: write NAME or NAME@RATE_SCALE", 2) from None
+    return found or None
+
+
+def _pool(text: str | None) -> int | None:
+    from engine.sizes import parse_size  # noqa: PLC0415
+
+    return None if text is None else parse_size(text)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What a user can mend as one line."""
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from engine.errors import EngineError  # noqa: PLC0415
+    from policies.card import PolicyFileError  # noqa: PLC0415
+    from policies.train.executor import RayUnavailableError  # noqa: PLC0415
+
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 2) from error
+    except (PolicyFileError, EngineError, RayUnavailableError) as error:
+        raise CliError(str(error)) from error
+    except ValueError as error:
+        raise CliError("; ".join(str(error).splitlines()), 2) from error
+    except OSError as error:
+        raise CliError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+
+
+def _single(job: Job) -> Outcome:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    from policies.train.sweep import run  # noqa: PLC0415
+
+    console, recipe = Console(stderr=True, highlight=False), job.recipe
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        total = recipe.steps or 60 * (recipe.minutes or 0.0)
+        task, tell_again, began_s = bar.add_task("warm start", total=total), _Pace(), time.monotonic()
+
+        def tell(progress: Where, text: str) -> None:
+            if text:
+                console.print(text, markup=False, soft_wrap=True)
+            if text or tell_again():
+                done = progress.steps if recipe.steps else time.monotonic() - began_s
+                bar.update(task, completed=done, description=f"{progress.steps} steps")
+
+        return run(job, tell)
+
+
+class _Pace:
+    """True a few times a second."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+
+    def __call__(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._last_s < 0.3:
+            return False
+        self._last_s = now_s
+        return True
+
+
+def _several(jobs: list[Job], folder: Path, address: str | None) -> list[Outcome]:
+    from policies.train.executor import LocalExecutor, RayExecutor  # noqa: PLC0415
+    from policies.train.sweep import run_all  # noqa: PLC0415
+
+    if folder.exists() and any(folder.iterdir()):
+        raise CliError(f"{folder} is not empty; choose another folder")
+    if address is None:
+        return run_all(jobs, LocalExecutor(), folder)
+    cluster = RayExecutor(address)
+    try:
+        return run_all(jobs, cluster, folder)
+    finally:
+        cluster.close()
+
+
+def _show(found: list[Outcome]) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    for outcome in found:
+        table = Table("policy", "figure", "mean", "95 % interval", box=None, title_justify="left")
+        table.title = f"{outcome.folder}: best at {outcome.steps} steps, ended because {outcome.stopped}"
+        for row in outcome.scores:
+            table.add_row(row["policy"], row["figure"], f"{row['mean']:.4g}", f"{row['low']:.4g} to {row['high']:.4g}")
+        console.print(table)
+    console.print(f"next: autotune export {found[0].folder} -o policy/", markup=False, soft_wrap=True)

@@ -1,0 +1,190 @@
+"""What a policy is trained in: the simulated engine behind the daemon's guard, one planned episode after another."""
+
+from __future__ import annotations
+
+from typing import Any, Final, SupportsFloat
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.profile import Profile
+from envs.reward import Objective, RewardWeights
+from envs.simulated import SimulatedEngine
+from envs.spaces import (
+    NOTHING,
+    Observation,
+    action_space,
+    decode_action,
+    encode_action,
+    legal_action,
+    observation_space,
+)
+from policies.guard import Guard, GuardContext, native_fits
+from policies.guarded import guarded_mask
+from policies.train.recipe import Recipe
+from policies.train.traffic import Episode, Traffic
+
+# So that a discounted sum of a hundred intervals stays near 1 to 10 for the critic.
+REWARD_SCALE: Final = 0.1
+# An interval is worth this at most, either way: what a storm of refusals costs more than that teaches nothing more.
+MOST: Final = 5.0
+_Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
+
+
+class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """The simulated engine for training and for held-out scores.
+
+    ## Action and observation space
+    Those of :class:`envs.simulated.SimulatedEngine`. An action goes through the guard that the daemon has; one that the
+    mask forbids, or that the guard refuses, counts as nothing. :meth:`action_masks` knows the guard: it has exactly
+    what would be let through.
+
+    ## Starting state
+    ``reset`` begins the next episode of its plan (:mod:`policies.train.traffic`): traffic, world and the knobs at the
+    start. A ``seed`` given to it changes nothing: the recipe's seed, the stream and the number decide what comes.
+
+    ## Reward
+    The exact figures of the interval, which only a simulator has: requests inside all targets per second, less
+    violations and the price of a change (the weights of :class:`envs.reward.RewardWeights`), over the source's mean
+    rate, so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating
+    tokens at the source's mean rate and at the whole budget costs the price. Clipped to :data:`MOST`, times
+    :data:`REWARD_SCALE`.
+    Under ``batch``, gain and violations are those of the environment's own reward.
+
+    ## Episode end
+    Truncated after ``episode_steps``; never terminated.
+
+    ## Info
+    ``applied``, ``true`` as the simulated engine's; ``outcome`` at the end of an episode (:meth:`outcome`).
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as the base class declares it
+
+    def __init__(self, recipe: Recipe, profile: Profile, traffic: Traffic, stream: int, first: int = 0) -> None:
+        self.observation_space = observation_space()
+        self.action_space = action_space()
+        self._recipe, self._profile, self._traffic = recipe, profile, traffic
+        self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
+        self._home = stream
+        self._weights = RewardWeights(recipe.objective)
+        self._guard = Guard(recipe.guard_config(), native_fits())
+        self._guard_state = self._guard.initial_state()
+        self._engine: SimulatedEngine | None = None
+        self._episode: Episode | None = None
+        self._price = recipe.price
+        self._mask = np.zeros(int(self.action_space.n), dtype=np.int8)
+        self._steps = 0
+        self._sums: dict[str, float] = {}
+        self.observation: Observation | None = None
+
+    def play(self, number: int) -> None:
+        """The next reset begins training episode ``number``."""
+        self._stream, self._next, self._stride, self._is_held_out = self._home, number, 1, False
+
+    def play_held_out(self, number: int, stride: int) -> None:
+        """The next resets begin held-out episodes ``number``, ``number + stride``, ..."""
+        self._next, self._stride, self._is_held_out = number, stride, True
+
+    def set_price(self, price: float) -> None:
+        """Of quality; see Reward."""
+        self._price = price
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        number, self._next = self._next, self._next + self._stride
+        held_out = self._is_held_out
+        self._episode = plan = (
+            self._traffic.held_out(number) if held_out else self._traffic.training(self._stream, number)
+        )
+        recipe = self._recipe
+        self._engine = SimulatedEngine(
+            self._profile,
+            plan.trace,
+            rate_scale=plan.rate_scale,
+            pool_bytes=recipe.pool_bytes,
+            interval_s=recipe.interval_s,
+            warm_up_s=recipe.warm_up_s,
+            values=plan.values,
+            randomise=recipe.randomisation(),
+            targets=recipe.targets,
+            weights=self._weights,
+            short_s=recipe.short_s,
+            long_s=recipe.long_s,
+        )
+        vector, info = self._engine.reset(seed=plan.world_seed)
+        self._guard_state, self._steps = self._guard.initial_state(), 0
+        self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
+        self._look(info["observation"])
+        return vector, {}
+
+    def step(self, action: np.int64 | int) -> _Step:
+        engine, observation = self._running()
+        change = decode_action(legal_action(int(action), self._mask))
+        verdict, self._guard_state = self._guard.check(change, GuardContext(observation), self._guard_state)
+        allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
+        vector, _, _, _, info = engine.step(allowed)
+        self._look(info["observation"])
+        self._steps += 1
+        reward = self._reward(info)
+        is_over = self._steps >= self._recipe.episode_steps
+        told = {"applied": info["applied"], "true": info["true"]}
+        if is_over:
+            told["outcome"] = self.outcome()
+        return vector, reward, False, is_over, told
+
+    def action_masks(self) -> NDArray[np.int8]:
+        """1 for nothing and for what the guard would let through now: int8 [actions]."""
+        return self._mask
+
+    def look(self) -> tuple[Observation | None, NDArray[np.int8]]:
+        """The observation as policies take it, and the mask."""
+        return self.observation, self._mask
+
+    def outcome(self) -> dict[str, Any]:
+        """Of the episode so far: ``source``, whether it began with ``default_knobs``, ``reward`` (mean per interval, of
+        the service alone: without quality, not clipped), ``goodput_rps``, ``attainment`` (None when nothing ended),
+        ``tokens``, ``loss`` (sum over tokens), ``loss_per_token``, ``changes``.
+        """
+        sums, episode = self._sums, self._episode
+        ended = sums["good"] + sums["violations"]
+        return {
+            "source": "" if episode is None else episode.source,
+            "default_knobs": episode is not None and not episode.values,
+            "reward": sums["reward"] / max(1, self._steps),
+            "goodput_rps": sums["good"] / max(1, self._steps) / self._recipe.interval_s,
+            "attainment": sums["good"] / ended if ended else None,
+            "tokens": sums["tokens"],
+            "loss": sums["loss"],
+            "loss_per_token": sums["loss"] / sums["tokens"] if sums["tokens"] else 0.0,
+            "changes": sums["changes"],
+        }
+
+    def _running(self) -> tuple[SimulatedEngine, Observation]:
+        if self._engine is None or self.observation is None:
+            raise gymnasium.error.ResetNeeded("call reset() first")
+        return self._engine, self.observation
+
+    def _look(self, observation: Observation) -> None:
+        self.observation = observation
+        self._mask = guarded_mask(self._guard, GuardContext(observation), self._guard_state)
+
+    def _reward(self, info: dict[str, Any]) -> float:
+        true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]
+        episode, interval_s = self._episode, self._recipe.interval_s
+        assert episode is not None  # noqa: S101  # one is running
+        loss = (true["quality_per_token"] or 0.0) * true["tokens"]
+        if weights.objective is Objective.INTERACTIVE:
+            service = (weights.goodput * true["good"] - weights.violation * true["violations"]) / interval_s
+        else:
+            service = terms.gain - terms.violation
+        service = (service - terms.switching) / episode.mean_rps
+        sums["reward"] += service
+        sums["loss"] += loss
+        sums["changes"] += info["applied"] is not None
+        for name in ("good", "violations", "tokens"):
+            sums[name] += true[name]
+        quality = self._price * loss / interval_s / episode.mean_tps / self._recipe.quality_budget
+        return REWARD_SCALE * float(np.clip(service - quality, -MOST, MOST))

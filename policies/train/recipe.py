@@ -1,0 +1,193 @@
+"""Everything that decides how a run goes, as JSON in its folder: what is resumed and exported is rebuilt from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.tunables import TUNABLES
+from envs.randomise import Randomisation
+from envs.reward import Objective
+from envs.signals import Targets
+from policies.card import PolicyFileError
+from policies.guard import GuardConfig
+
+RECIPE_FILE = "recipe.json"
+MAX_RECIPE_BYTES = 1 << 20
+# Prefix policies and the host tier pay over longer times than an episode has.
+USUAL_KNOBS = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_batched_tokens", "max_num_seqs")
+USUAL_WORKLOADS = ("chat-bursty", "reasoning-bursty", "code-bursty", "diurnal")
+
+_Positive = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(_Strict):
+    """Traffic: a workload of the catalogue by ``workload``, or a trace file by ``trace``.
+
+    ``rate_scale`` multiplies its rate; None until :func:`policies.train.traffic.resolve` has measured what fits.
+    ``sha256``: of the requests of a trace.
+    """
+
+    workload: str | None = None
+    trace: str | None = None
+    rate_scale: _Positive | None = None
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.workload or Path(self.trace or "").name
+
+
+class Ppo(_Strict):
+    """Of ppo and maskable-ppo. A rollout is one whole episode of every environment."""
+
+    learning_rate: _Positive = 3e-4
+    batch_size: _Count = 256
+    epochs: _Count = 5
+    gamma: _Share = 0.99
+    gae_lambda: _Share = 0.95
+    clip_range: _Positive = 0.2
+    entropy: Annotated[float, Field(ge=0)] = 0.003
+    target_kl: _Positive = 0.03
+
+
+class Dqn(_Strict):
+    """Of dqn; steps are those of all environments together."""
+
+    learning_rate: _Positive = 3e-4
+    batch_size: _Count = 128
+    gamma: _Share = 0.99
+    buffer_steps: _Count = 50_000
+    first_steps: Annotated[int, Field(ge=0)] = 2048
+    train_every: _Count = 4
+    updates: _Count = 4
+    target_every: _Count = 2000
+    explore_share: _Share = 0.3
+    explore_end: _Share = 0.02
+
+
+class WarmStart(_Strict):
+    """Imitation of rules before reinforcement. ``rounds``: in the first the teacher acts, later on the student does and
+    the teacher says what it would have done. ``weight``: of a change against nothing, which is far more frequent.
+    """
+
+    teacher: str = "default"
+    rounds: _Count = 2
+    episodes: _Count = 1
+    epochs: _Count = 20
+    weight: _Positive = 2.0
+
+
+class Recipe(_Strict):
+    """A run. Durations in seconds; ``steps`` are control intervals over all environments, ``minutes`` an alternative
+    end that depends on the machine.
+
+    ``profile``: a path, None for the one of :class:`envs.simulated.SimulatedEngine`; its digest must stay what it was.
+    ``quality_budget``: mean relative loss of a generated token that is allowed; ``price`` is what using the budget
+    up costs at first, in shares of what all requests inside their targets earn, and moves by at most
+    ``price_step`` per rollout until the loss of training is the budget.
+    ``group``: so many environments play the same traffic at the same time, and the reward of each is what it got beyond
+    the mean of the others; 1 switches that off.
+    """
+
+    kind: Literal["kv-autotune run"] = "kv-autotune run"
+    version: Literal[1] = 1
+    algo: Literal["ppo", "maskable-ppo", "dqn"] = "maskable-ppo"
+    sources: Annotated[list[Source], Field(min_length=1)] = [Source(workload=name) for name in USUAL_WORKLOADS]
+    profile: str | None = None
+    profile_digest: str | None = None
+    pool_bytes: _Count | None = None
+    knobs: Annotated[list[str], Field(min_length=1)] = list(USUAL_KNOBS)
+    objective: Objective = Objective.INTERACTIVE
+    ttft_target_s: _Positive = 2.0
+    tbt_target_s: _Positive = 0.25
+    quality_budget: _Positive = 0.005
+    price: Annotated[float, Field(ge=0)] = 0.1
+    price_step: Annotated[float, Field(ge=0)] = 0.02
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    steps: _Count | None = None
+    minutes: _Positive | None = None
+    envs: _Count = 8
+    processes: bool = True
+    group: _Count = 4
+    interval_s: _Positive = 2.0
+    episode_steps: Annotated[int, Field(ge=4)] = 128
+    warm_up_s: _Positive = 10.0
+    short_s: _Positive = 10.0
+    long_s: _Positive = 60.0
+    randomise: bool = True
+    hidden: Annotated[list[_Count], Field(max_length=4)] = [64, 64]
+    warm_start: WarmStart | None = WarmStart()
+    ppo: Ppo = Ppo()
+    dqn: Dqn = Dqn()
+    judge_every: _Count = 8
+    judge_episodes: _Count = 16
+    patience: _Count = 8
+
+    @property
+    def episode_s(self) -> float:
+        return self.episode_steps * self.interval_s
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(self.ttft_target_s, self.tbt_target_s)
+
+    def guard_config(self) -> GuardConfig:
+        """The daemon's own guard, in which only ``knobs`` may move."""
+        return GuardConfig(window_s=self.short_s, allowed={name: () for name in TUNABLES if name not in self.knobs})
+
+    def randomisation(self) -> Randomisation:
+        return Randomisation.usual() if self.randomise else Randomisation()
+
+
+def checked(recipe: Recipe) -> Recipe:
+    """The recipe if it hangs together. Raises ValueError, one line."""
+    for knob in recipe.knobs:
+        if knob not in TUNABLES:
+            raise ValueError(f"--knobs: no tunable {knob!r}; known: {', '.join(TUNABLES)}")
+    if recipe.envs % recipe.group:
+        raise ValueError(f"--envs must be a multiple of --group, got {recipe.envs} and {recipe.group}")
+    if (recipe.steps is None) == (recipe.minutes is None):
+        raise ValueError("give either --steps or --minutes")
+    if recipe.algo == "dqn" and (recipe.steps is None or recipe.group > 1):
+        raise ValueError(
+            "dqn needs --steps (its exploration follows them) and --group 1 (it learns from old experience)"
+        )
+    if not recipe.short_s <= recipe.long_s:
+        raise ValueError(f"windows need short <= long, got {recipe.short_s:g} and {recipe.long_s:g}")
+    return recipe
+
+
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """Raises OSError."""
+    text = json.dumps(recipe.model_dump(mode="json"), indent=1) + "\n"
+    (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """Raises PolicyFileError for a folder that holds no run."""
+    path = folder / RECIPE_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RECIPE_BYTES + 1)
+    except OSError as error:
+        raise PolicyFileError(f"{folder} is no training run: {path.name}: {error.strerror}") from error
+    if len(data) > MAX_RECIPE_BYTES:
+        raise PolicyFileError(f"{path}: larger than a recipe can be")
+    try:
+        return checked(Recipe.model_validate_json(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise PolicyFileError(f"{path} is no recipe of this version: {place or 'file'}: {first['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise PolicyFileError(f"{path}: {error}") from error

@@ -1,0 +1,289 @@
+"""One training run in one folder: warm start, learning, judgements on held-out episodes, checkpoints, resuming.
+
+A rollout is one whole episode of every environment, and episodes are numbered and planned, so that between rollouts
+nothing is under way: there a run is judged and saved, and from there it goes on bit for bit as if never interrupted
+(CPU, one thread, same versions; with ``minutes`` the end itself depends on the machine).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+
+from engine.clock import Clock
+from policies.base import Policy
+from policies.card import PolicyFileError, Score
+from policies.train import checkpoint
+from policies.train.algorithms import Algorithm, build
+from policies.train.checkpoint import Progress
+from policies.train.imitate import warm_start
+from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, policy_act, score, scores, static_act
+from policies.train.recipe import Recipe, write_recipe
+from policies.train.vector import MakeEnv, outcomes, raw, stack
+from policies.training_range import RangeRecorder
+
+CHECKPOINTS: Final = "checkpoints"
+BEST: Final = "best"
+METRICS: Final = "metrics.jsonl"
+SCORES: Final = "scores.json"
+KEPT: Final = 3  # checkpoints
+FINAL_FIRST: Final = 10_000  # held-out episodes of the final scores: none that chose the best model
+_ENDLESS_STEPS: Final = 1 << 40
+Tell = Callable[[Progress, str], None]
+"""Gets where the run is and one line when there is something to say ("" otherwise)."""
+
+
+def train(
+    recipe: Recipe, folder: Path, make_env: MakeEnv, *, teacher: Policy, clock: Clock, tell: Tell, resume: bool = False
+) -> list[Score]:
+    """Train, and return the scores of the best model, of static native and of the teacher on held-out episodes.
+
+    Raises PolicyFileError for a folder that cannot be used, OSError.
+    """
+    start = _latest(folder) if resume else None
+    if resume and start is None:
+        raise PolicyFileError(f"{folder}: there is no checkpoint to resume from")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise PolicyFileError(f"{folder} is not empty; choose another folder, or --resume what is in it")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_recipe(recipe, folder)
+    torch.set_num_threads(1)  # small networks: faster, and the same sums in the same order everywhere
+    normalised = stack(make_env, recipe)
+    try:
+        model = build(recipe, normalised)
+        run = _Run(recipe, folder, model, normalised, teacher, clock, tell)
+        if start is None:
+            run.begin()
+        else:
+            run.resume(start)
+        run.learn()
+        return run.finish()
+    finally:
+        normalised.close()
+
+
+class _Run(BaseCallback):
+    """The callback that keeps a run: what happens between rollouts."""
+
+    def __init__(
+        self, recipe: Recipe, folder: Path, model: Algorithm, normalised: VecNormalize, teacher: Policy, clock: Clock,
+        tell: Tell,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.recipe, self.folder, self.algorithm, self.normalised = recipe, folder, model, normalised
+        self.teacher, self.clock, self.tell = teacher, clock, tell
+        self.seen, self.progress = RangeRecorder(), Progress(price=recipe.price)
+        self._row_steps = recipe.envs * recipe.episode_steps
+        self._began_ns, self._before_s = clock.now_ns(), 0.0
+        self._outcomes: list[dict[str, Any]] = []
+        self._done_at = -1
+        model.set_logger(_logger(folder))
+
+    # -- beginning, middle and end ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        progress, number = self.progress, self.normalised.num_envs
+        for name, act in (("native", static_act), (self.teacher.name, lambda: policy_act(self.teacher, number))):
+            played = self._judge(act)
+            progress.baselines[name] = score(played, self.recipe.quality_budget)
+            self._write({"steps": 0, "policy": name, "held_out": _figures(played)})
+            self.tell(progress, f"{name}: held-out score {progress.baselines[name]:.4f}, {_said(played)}")
+        if self.recipe.warm_start is not None:
+            found = warm_start(self.algorithm, self.normalised, self.recipe, self.teacher, self.seen.add)
+            self._write({"steps": 0, "imitation": found})
+            agrees, changing = found["agrees"], found["agrees_on_changes"]
+            self.tell(progress, f"imitates {self.teacher.name}: {agrees:.1%} of ticks, {changing:.1%} of changes")
+        vectors = self._back_to(0)
+        cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
+        self._stand(vectors)
+
+    def resume(self, start: Path) -> None:
+        self.progress = checkpoint.load(start, self.algorithm, self.normalised, self.seen)
+        self._before_s, self.progress.stopped = self.progress.seconds, ""
+        raw(self.normalised).env_method("set_price", self.progress.price)
+        self._stand(self._back_to(self.progress.episode))
+        self._done_at = self.algorithm.num_timesteps
+        self._cut_metrics()
+        self.tell(self.progress, f"resumed at {self.progress.steps} steps")
+
+    def learn(self) -> None:
+        total = self.recipe.steps or _ENDLESS_STEPS
+        left = -(-total // self._row_steps) * self._row_steps - self.algorithm.num_timesteps
+        if isinstance(self.algorithm, DQN):
+            self.algorithm.exploration_rate = self.algorithm.exploration_schedule(
+                1 - self.algorithm.num_timesteps / total
+            )
+        if left > 0:
+            self.algorithm.learn(left, callback=self, reset_num_timesteps=False)
+
+    def finish(self) -> list[Score]:
+        """Scores of the best model on episodes that chose nothing."""
+        best = checkpoint.load(self.folder / BEST, self.algorithm, self.normalised, RangeRecorder())
+        episodes, number, found = 2 * self.recipe.judge_episodes, self.normalised.num_envs, []
+        acts: list[tuple[str, Callable[[], Act]]] = [
+            ("learned", lambda: learned_act(self.algorithm, self.normalised)),
+            ("native", static_act),
+            (self.teacher.name, lambda: policy_act(self.teacher, number)),
+        ]
+        for name, act in acts:
+            played = self._judge(act, episodes, FINAL_FIRST)
+            found += scores(name, played)
+            chosen_by = score(played, self.recipe.quality_budget)
+            self.tell(best, f"{name}, {episodes} new episodes: score {chosen_by:.4f}, {_said(played)}")
+        document = {"steps": best.best_steps, "scores": [score.model_dump() for score in found]}
+        (self.folder / SCORES).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return found
+
+    # -- the callback ----------------------------------------------------------------------------------------------
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps % self._row_steps == 0:
+            self._between()
+
+    def _on_step(self) -> bool:
+        self.seen.add(cast("NDArray[np.float32]", self.normalised.get_original_obs()))
+        self._outcomes += outcomes(self.locals["infos"])
+        self.progress.steps = self.num_timesteps
+        self.tell(self.progress, "")
+        return not self.progress.stopped
+
+    def _on_training_end(self) -> None:
+        if not self.progress.stopped and self.num_timesteps % self._row_steps == 0:
+            self.progress.stopped = "all steps done"
+            self._between()
+
+    # -- between rollouts ------------------------------------------------------------------------------------------
+
+    def _between(self) -> None:
+        progress, recipe = self.progress, self.recipe
+        if self._done_at == self.algorithm.num_timesteps:
+            return
+        self._done_at = progress.steps = self.algorithm.num_timesteps
+        progress.episode = progress.steps // self._row_steps
+        progress.seconds = self._before_s + (self.clock.now_ns() - self._began_ns) / 1e9
+        if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
+            progress.stopped = "time is up"
+        row = self._row()
+        self._set_price()
+        if progress.episode % recipe.judge_every == 0 or progress.stopped:
+            self._judge_and_save(row)
+        self._write(row)
+        self._outcomes.clear()
+
+    def _judge_and_save(self, row: dict[str, Any]) -> None:
+        progress = self.progress
+        played = self._judge(lambda: learned_act(self.algorithm, self.normalised))
+        now = score(played, self.recipe.quality_budget)
+        row["held_out"] = {"score": now, **_figures(played)}
+        for name, value in row["held_out"].items():
+            self.algorithm.logger.record(f"held_out/{name}", value)
+        is_best = progress.best is None or now > progress.best
+        progress.waited = 0 if is_best else progress.waited + 1
+        if is_best:
+            progress.best, progress.best_steps = now, progress.steps
+        if progress.waited >= self.recipe.patience and not progress.stopped:
+            progress.stopped = f"no better held-out score in {progress.waited} judgements"
+        if is_best:
+            self._save(self.folder / BEST)
+        self._save(self.folder / CHECKPOINTS / f"{progress.steps:012d}")
+        for old in sorted((self.folder / CHECKPOINTS).glob("[0-9]*[0-9]"))[:-KEPT]:
+            shutil.rmtree(old)
+        against = ", ".join(f"{name} {value:.4f}" for name, value in progress.baselines.items())
+        mark = ", the best so far" if is_best else ""
+        self.tell(progress, f"{progress.steps} steps: held-out score {now:.4f}{mark} ({against}), {_said(played)}")
+        self._back_to(progress.episode)
+
+    def _set_price(self) -> None:
+        """Dual ascent on the budget: dearer while training loses more than that, cheaper while it loses less.
+
+        Episodes that began with other knobs than the defaults lose what nobody decided, so they do not count.
+        """
+        begun_plain = [outcome for outcome in self._outcomes if outcome["default_knobs"]]
+        if begun_plain:
+            over = loss_per_token(begun_plain) / self.recipe.quality_budget - 1.0
+            step = self.recipe.price_step * float(np.clip(over, -1.0, 1.0))
+            self.progress.price = max(0.0, self.progress.price + step)
+        raw(self.normalised).env_method("set_price", self.progress.price)
+
+    def _row(self) -> dict[str, Any]:
+        row: dict[str, Any] = {"steps": self.progress.steps, "seconds": round(self.progress.seconds, 1)}
+        if self._outcomes:
+            row["training"] = {**_figures(self._outcomes), "price": self.progress.price}
+            for name, value in row["training"].items():
+                self.algorithm.logger.record(f"training/{name}", value)
+        losses = {k: v for k, v in self.algorithm.logger.name_to_value.items() if k.startswith("train/")}
+        row["learning"] = {name.removeprefix("train/"): float(value) for name, value in losses.items()}
+        return row
+
+    def _judge(self, make_act: Callable[[], Act], episodes: int | None = None, first: int = 0) -> list[dict[str, Any]]:
+        return judge(self.normalised, make_act, episodes or self.recipe.judge_episodes, first)
+
+    def _back_to(self, episode: int) -> NDArray[np.float32]:
+        venv = raw(self.normalised)
+        venv.env_method("play", episode)
+        return cast("NDArray[np.float32]", venv.reset())
+
+    def _stand(self, vectors: NDArray[np.float32]) -> None:
+        """Where the algorithm believes to be: at the beginning of an episode everywhere."""
+        model = self.algorithm
+        model._last_obs = self.normalised.normalize_obs(vectors)  # noqa: SLF001  # else it would reset once more
+        model._last_original_obs = vectors  # noqa: SLF001
+        model._last_episode_starts = np.ones(len(vectors), dtype=bool)  # noqa: SLF001
+
+    def _save(self, folder: Path) -> None:
+        checkpoint.save(folder, self.algorithm, self.normalised, self.seen, self.progress)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _cut_metrics(self) -> None:
+        """Rows after the checkpoint come again."""
+        path = self.folder / METRICS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if _steps_in(line) <= self.progress.steps), encoding="utf-8")
+
+
+def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
+    plain = {name: mean(found, name) for name in ("reward", "goodput_rps", "changes")}
+    return {**plain, "loss_per_token": loss_per_token(found)}
+
+
+def _said(found: list[dict[str, Any]]) -> str:
+    figures = _figures(found)
+    return (
+        f"goodput {figures['goodput_rps']:.4g}/s, loss {figures['loss_per_token']:.2%} per token, "
+        f"{figures['changes']:.1f} changes an episode"
+    )
+
+
+def _steps_in(line: str) -> int:
+    try:
+        return int(json.loads(line)["steps"])
+    except (ValueError, KeyError, TypeError):  # torn by the end of a process
+        return _ENDLESS_STEPS
+
+
+def _latest(folder: Path) -> Path | None:
+    return max((folder / CHECKPOINTS).glob("[0-9]*[0-9]"), default=None)
+
+
+def _logger(folder: Path) -> Logger:
+    try:
+        import tensorboard  # noqa: F401, PLC0415  # only whether it is there
+    except ImportError:
+        return configure(None, [])
+    return configure(str(folder / "tensorboard"), ["tensorboard"])

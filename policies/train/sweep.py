@@ -1,0 +1,152 @@
+"""Several runs: seeds times settings, each in a folder of its own, and which of them came out best."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.clock import RealClock
+from envs.profile import Profile, ProfileError, read_profile
+from envs.simulated import DEFAULT_PROFILE
+from policies.base import Policy
+from policies.rules import load_rules
+from policies.threshold import ThresholdPolicy
+from policies.train.checkpoint import Progress
+from policies.train.executor import Executor
+from policies.train.recipe import Recipe, checked
+from policies.train.session import train
+from policies.train.vector import training_envs
+
+SUMMARY = "runs.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: ``label`` is the name of its folder inside the sweep's ("" for the folder itself)."""
+
+    label: str
+    recipe: Recipe
+    folder: str
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``score``: the best held-out one."""
+
+    label: str
+    folder: str
+    score: float | None
+    steps: int
+    stopped: str
+    scores: list[dict[str, Any]]
+
+
+def jobs_of(recipe: Recipe, folder: Path, seeds: Sequence[int], settings: Sequence[str]) -> list[Job]:
+    """Every seed with every combination of ``settings``, each ``KEY=VALUE,VALUE`` with KEY a dotted place in the recipe
+    such as ``ppo.learning_rate``. Raises ValueError, one line.
+    """
+    axes = [[(key, value) for value in _values(text)] for text in settings if (key := text.partition("=")[0].strip())]
+    if len(axes) != len(settings):
+        raise ValueError(f"--sweep: write KEY=VALUE,VALUE, got {settings[0]!r}")
+    jobs = []
+    for chosen in itertools.product(*axes):
+        for seed in seeds:
+            data = recipe.model_dump(mode="json")
+            data["seed"] = seed
+            for key, value in chosen:
+                _put(data, key, value)
+            label = "_".join([f"seed-{seed}", *(f"{key}-{value}" for key, value in chosen)]).replace("/", "-")
+            try:
+                one = checked(Recipe.model_validate(data))
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            jobs.append(Job(label, one, str(folder / label)))
+    return jobs
+
+
+def run(job: Job, tell: Callable[[Progress, str], None] | None = None) -> Outcome:
+    """One run from beginning to end, in this process. Raises what :func:`policies.train.session.train` does."""
+    last = Progress()
+
+    def note(progress: Progress, text: str) -> None:
+        nonlocal last
+        last = progress
+        if tell is not None:
+            tell(progress, text)
+
+    profile, recipe = profile_of(job.recipe), job.recipe
+    scores = train(
+        recipe, Path(job.folder), training_envs(recipe, profile), teacher=teacher_of(recipe), clock=RealClock(),
+        tell=note, resume=job.resume,
+    )  # fmt: skip
+    return Outcome(job.label, job.folder, last.best, last.best_steps, last.stopped, [s.model_dump() for s in scores])
+
+
+def run_all(jobs: Sequence[Job], executor: Executor, folder: Path) -> list[Outcome]:
+    """Every job, the best first; a summary is left in ``folder``."""
+    found = executor.map(run, jobs)
+    found.sort(key=lambda outcome: -(outcome.score if outcome.score is not None else float("-inf")))
+    folder.mkdir(parents=True, exist_ok=True)
+    document = [vars(outcome) for outcome in found]
+    (folder / SUMMARY).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def best_run(folder: Path) -> Path:
+    """The run that a folder stands for: itself, or the best of a sweep. Raises OSError, ValueError."""
+    summary = folder / SUMMARY
+    if not summary.is_file():
+        return folder
+    if summary.stat().st_size > 1 << 20:
+        raise ValueError(f"{summary}: larger than a summary can be")
+    try:
+        label = json.loads(summary.read_bytes())[0]["label"]
+    except (KeyError, IndexError, TypeError, RecursionError) as error:
+        raise ValueError(f"{summary}: no summary of runs") from error
+    if not isinstance(label, str) or Path(label).name != label:
+        raise ValueError(f"{summary}: {label!r:.80} is no run inside {folder}")
+    return folder / label
+
+
+def profile_of(recipe: Recipe) -> Profile:
+    """Raises :class:`envs.profile.ProfileError`, also for another one than the run began with."""
+    path = Path(recipe.profile) if recipe.profile else DEFAULT_PROFILE
+    profile = read_profile(path)
+    if recipe.profile_digest not in {None, profile.digest}:
+        raise ProfileError(f"{path} is not the profile that this run began with")
+    return profile
+
+
+def teacher_of(recipe: Recipe) -> Policy:
+    """The rules that a run begins from and is compared with. Raises RuleError."""
+    return ThresholdPolicy(load_rules("default" if recipe.warm_start is None else recipe.warm_start.teacher))
+
+
+def _values(text: str) -> list[str]:
+    _, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not found:
+        raise ValueError(f"--sweep: write KEY=VALUE,VALUE, got {text!r}")
+    return found
+
+
+def _put(data: dict[str, Any], key: str, value: str) -> None:
+    *path, last = key.split(".")
+    place = data
+    for part in path:
+        inner = place.get(part)
+        place = inner if isinstance(inner, dict) else {}
+    if last not in place:
+        raise ValueError(f"--sweep: the recipe has no {key}")
+    try:
+        place[last] = json.loads(value)
+    except ValueError:
+        place[last] = value

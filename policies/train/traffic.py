@@ -1,0 +1,180 @@
+"""What is played when: every episode is a pure function of seed, stream and number, whatever the policy does.
+
+So two policies, two seeds of one network, a resumed run and its uninterrupted twin all meet the same traffic. Episodes
+for held-out scores come from other seeds, and of a trace from its last part; runs of all seeds share them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from engine.tunables import TUNABLES, TunableValue
+from envs.fidelity import capacity_rps
+from envs.profile import Profile
+from envs.simulator import SimOptions
+from envs.workload.catalogue import CATALOGUE
+from envs.workload.generators import Workload, generate
+from envs.workload.loaders import load_trace
+from envs.workload.splits import split_by_time, window
+from envs.workload.trace import Trace, TraceError
+from policies.train.recipe import Recipe, Source
+
+TRAINING_SHARE = 0.7  # of a trace's duration; the rest is for held-out scores
+UTILISATION = 0.8  # of what native sustains: the middle of the range of rates
+MAX_OFFSET_S = 1800.0  # where in a generated workload an episode may begin
+RANDOM_START = 0.3  # share of training episodes that begin with a knob or two anywhere
+_HELD_OUT = 7919  # leads the seeds of held-out episodes; no run's own seeds have three numbers after it
+_PROBE = 100  # requests that measure what a profile sustains
+_TRIES = 8
+
+
+@dataclass(frozen=True)
+class Episode:
+    """``rate_scale`` for the environment (a generated trace has it in already); ``mean_rps`` and generated tokens per
+    second of the source as scaled.
+    """
+
+    source: str
+    trace: Trace
+    rate_scale: float
+    mean_rps: float
+    mean_tps: float
+    values: dict[str, TunableValue]
+    world_seed: int
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A source ready to be cut: ``parts`` for training and for held-out scores, None where it is generated."""
+
+    name: str
+    rate_scale: float
+    mean_rps: float
+    workload: Workload | None = None
+    parts: tuple[Trace, Trace] | None = None
+
+
+class Traffic:
+    """All episodes of a recipe with resolved sources. Picklable; reads trace files when made.
+
+    Raises TraceError, ValueError for sources that cannot be used.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._seed, self._episode_s = recipe.seed, recipe.episode_s + recipe.warm_up_s
+        self._spread = recipe.randomisation()
+        self._knobs = tuple(recipe.knobs)
+        self._sources = [_load(source) for source in recipe.sources]
+
+    def training(self, stream: int, number: int) -> Episode:
+        """Episode ``number`` of ``stream``."""
+        rng = np.random.default_rng([self._seed, 0, stream, number])
+        source = self._sources[int(rng.integers(len(self._sources)))]
+        values = self._values(rng) if rng.random() < RANDOM_START else {}
+        return self._cut(source, rng, values, part=0)
+
+    def held_out(self, number: int) -> Episode:
+        """Held-out episode ``number``: sources take turns, knobs begin at their defaults."""
+        rng = np.random.default_rng([_HELD_OUT, number])
+        return self._cut(self._sources[number % len(self._sources)], rng, {}, part=1)
+
+    def _values(self, rng: np.random.Generator) -> dict[str, TunableValue]:
+        chosen = rng.permutation(len(self._knobs))[: int(rng.integers(1, 3))]
+        knobs = [self._knobs[index] for index in sorted(chosen)]
+        return {knob: TUNABLES[knob].values[int(rng.integers(len(TUNABLES[knob].values)))] for knob in knobs}
+
+    def _cut(self, source: _Loaded, rng: np.random.Generator, values: dict[str, TunableValue], *, part: int) -> Episode:
+        world_seed, traffic_seed = (int(seed) for seed in rng.integers(2**31, size=2))
+        fastest = self._spread.rate[1]  # the world may play it this much faster
+        bursts = float(np.exp(rng.uniform(*np.log(self._spread.bursts))))
+        if source.parts is not None:
+            span_s = self._episode_s * fastest * source.rate_scale
+            trace = _window(source.parts[part], span_s, rng, source.parts[part].duration_s)
+            return _episode(source, trace, source.rate_scale, values, world_seed)
+        assert source.workload is not None  # noqa: S101  # a source is one or the other
+        span_s = self._episode_s * fastest
+        workload = replace(source.workload, gap_cv=source.workload.gap_cv * bursts)
+        whole = generate(workload, duration_s=MAX_OFFSET_S + span_s, seed=traffic_seed, rate_scale=source.rate_scale)
+        trace = _window(whole, span_s, rng, MAX_OFFSET_S + span_s)
+        return _episode(source, trace, 1.0, values, world_seed)
+
+
+def resolve(sources: Sequence[Source], profile: Profile, pool_bytes: int | None) -> list[Source]:
+    """Sources with the rates that fit this profile, and traces with their digests.
+
+    Where no ``rate_scale`` is given it becomes the one at which the mean rate is :data:`UTILISATION` of what static
+    native sustains when all of the first requests are there from the start. Raises TraceError, ValueError.
+    """
+    return [_resolved(source, profile, pool_bytes or profile.pool_bytes) for source in sources]
+
+
+def digest(trace: Trace) -> str:
+    """SHA-256 of a trace's requests."""
+    sha = hashlib.sha256()
+    for request in trace.requests:
+        sha.update(repr((request.arrival_s, request.prompt_tokens, request.output_tokens, request.hash_ids)).encode())
+    return sha.hexdigest()
+
+
+def _resolved(source: Source, profile: Profile, pool_bytes: int) -> Source:
+    if source.trace is not None:
+        trace = load_trace(Path(source.trace))
+        found = digest(trace)
+        if source.sha256 not in {None, found}:
+            raise ValueError(f"{source.trace} is not the trace that this run began with")
+        source = source.model_copy(update={"sha256": found})
+        probe, mean_rps = replace(trace, requests=trace.requests[:_PROBE]), _mean_rps(trace)
+    else:
+        workload = _workload(source)
+        mean_rps = workload.mean_rps
+        probe = generate(workload, duration_s=max(60.0, _PROBE / mean_rps), seed=0)
+        probe = replace(probe, requests=probe.requests[:_PROBE])
+    if source.rate_scale is not None:
+        return source
+    options = SimOptions(pool_bytes, profile.model.max_model_len, prefix_cache=probe.block_tokens > 0)
+    sustained_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
+    return source.model_copy(update={"rate_scale": round(UTILISATION * sustained_rps / mean_rps, 6)})
+
+
+def _load(source: Source) -> _Loaded:
+    rate_scale = source.rate_scale or 1.0
+    if source.trace is None:
+        workload = _workload(source)
+        return _Loaded(source.name, rate_scale, workload.mean_rps * rate_scale, workload)
+    trace = load_trace(Path(source.trace))
+    parts = split_by_time(trace, (TRAINING_SHARE, 1 - TRAINING_SHARE))
+    return _Loaded(source.name, rate_scale, _mean_rps(trace) * rate_scale, None, (parts[0], parts[1]))
+
+
+def _episode(
+    source: _Loaded, trace: Trace, rate_scale: float, values: dict[str, TunableValue], world_seed: int
+) -> Episode:
+    outputs = sum(request.output_tokens for request in trace.requests) / len(trace.requests)
+    return Episode(source.name, trace, rate_scale, source.mean_rps, source.mean_rps * outputs, values, world_seed)
+
+
+def _mean_rps(trace: Trace) -> float:
+    return len(trace.requests) / max(trace.duration_s, 1e-9)
+
+
+def _workload(source: Source) -> Workload:
+    found = CATALOGUE.get(source.workload or "")
+    if found is None:
+        raise ValueError(f"workload {source.workload!r} is not known; choose one of {', '.join(CATALOGUE)}")
+    return found
+
+
+def _window(trace: Trace, span_s: float, rng: np.random.Generator, duration_s: float) -> Trace:
+    """A stretch of a trace from anywhere in it; the whole of one that is shorter."""
+    for _ in range(_TRIES):
+        start_s = rng.uniform(0.0, max(0.0, duration_s - span_s))
+        try:
+            return window(trace, start_s, start_s + span_s)
+        except TraceError:  # a silence
+            continue
+    return trace

@@ -1,0 +1,196 @@
+"""Runs on a toy: they learn, repeat, resume, stop, and are judged on episodes that they did not learn from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
+pytest.importorskip("stable_baselines3", reason="the extra 'train' is not installed")
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from toy_training import Right, Ticks, toys
+
+from policies.card import PolicyFileError
+from policies.train.archive import POLICY, read_states
+from policies.train.recipe import Dqn, Ppo, Recipe, WarmStart, checked, read_recipe
+from policies.train.session import BEST, CHECKPOINTS, METRICS, train
+
+
+def recipe(algo: str = "maskable-ppo", **changes: Any) -> Recipe:
+    fields: dict[str, Any] = {
+        "algo": algo,
+        "steps": 512,
+        "envs": 4,
+        "group": 1 if algo == "dqn" else 2,
+        "processes": False,
+        "episode_steps": 16,
+        "hidden": [16],
+        "warm_start": None,
+        "judge_every": 2,
+        "judge_episodes": 4,
+        "patience": 100,
+        "ppo": Ppo(batch_size=64, learning_rate=3e-3, entropy=0.01),
+        "dqn": Dqn(batch_size=64, first_steps=64, learning_rate=1e-3, gamma=0.9, target_every=200),
+    }
+    return checked(Recipe(**{**fields, **changes}))
+
+
+def run(made: Recipe, folder: Path, **more: Any) -> dict[str, float]:
+    said: list[str] = []
+    scores = train(
+        made, folder, toys(made), teacher=Right(), clock=Ticks(), tell=lambda _, text: said.append(text), **more
+    )
+    assert [text for text in said if text]
+    return {f"{score.policy}": score.mean for score in scores if score.figure == "reward"}
+
+
+def weights(folder: Path, name: str = BEST) -> str:
+    state = read_states(folder / name / "model.zip")[POLICY]
+    return hashlib.sha256(b"".join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest()
+
+
+def last(folder: Path) -> str:
+    return f"{CHECKPOINTS}/{max(entry.name for entry in (folder / CHECKPOINTS).iterdir())}"
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("algo", "steps"), [("maskable-ppo", 6144), pytest.param("dqn", 16384, marks=pytest.mark.slow)]
+)
+def test_it_solves_a_trivial_environment(algo: str, steps: int, tmp_path: Path) -> None:
+    """Doing nothing is right half of the time, knowing what pays always."""
+    found = run(recipe(algo, steps=steps, judge_every=16), tmp_path / "run")
+    assert found["native"] < 0.7
+    assert found["right"] == 1.0
+    assert found["learned"] > 0.9
+
+
+def test_imitation_alone_does_what_the_teacher_does(tmp_path: Path) -> None:
+    warm = WarmStart(rounds=2, episodes=4, epochs=40)
+    run(recipe(steps=64, warm_start=warm, ppo=Ppo(learning_rate=3e-3)), tmp_path / "run")
+    imitation = next(row["imitation"] for row in rows(tmp_path / "run") if "imitation" in row)
+    assert imitation["agrees_on_changes"] > 0.95
+    first = next(row for row in rows(tmp_path / "run") if "score" in row.get("held_out", {}))
+    assert first["held_out"]["reward"] > 0.95
+
+
+@pytest.mark.parametrize("algo", ["maskable-ppo", "ppo"])
+def test_a_resumed_run_ends_with_the_same_weights(algo: str, tmp_path: Path) -> None:
+    warm = WarmStart(rounds=1, episodes=1, epochs=2)
+    whole = recipe(algo, steps=512, warm_start=warm)
+    run(whole, tmp_path / "whole")
+    run(recipe(algo, steps=256, warm_start=warm), tmp_path / "parts")
+    (tmp_path / "parts" / "recipe.json").write_text(whole.model_dump_json())
+    run(read_recipe(tmp_path / "parts"), tmp_path / "parts", resume=True)
+    assert weights(tmp_path / "parts", last(tmp_path / "parts")) == weights(
+        tmp_path / "whole", last(tmp_path / "whole")
+    )
+    learned = [row for row in rows(tmp_path / "whole") if "training" in row]
+    again = [row for row in rows(tmp_path / "parts") if "training" in row]
+    assert [row["training"] for row in again] == [row["training"] for row in learned]
+
+
+def test_dqn_resumes_with_its_experience(tmp_path: Path) -> None:
+    """Interrupted after a checkpoint; its exploration depends on where the end is, which stays the same."""
+    made = recipe("dqn", steps=512)
+    run(made, tmp_path / "whole")
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def tell(progress: Any, _: str) -> None:
+        if progress.steps > 300:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(made, tmp_path / "parts", toys(made), teacher=Right(), clock=Ticks(), tell=tell)
+    run(made, tmp_path / "parts", resume=True)
+    assert weights(tmp_path / "parts", last(tmp_path / "parts")) == weights(
+        tmp_path / "whole", last(tmp_path / "whole")
+    )
+
+
+def test_two_processes_with_one_seed_get_the_same_weights_and_another_seed_does_not(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] / "support")!r}]
+from pathlib import Path
+from test_train_session import recipe, run, weights, last
+folder = Path(sys.argv[1])
+run(recipe(seed=3), folder)
+print(weights(folder, last(folder)))
+"""
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "other")],
+        check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=200,
+    ).stdout.split()[-1]  # fmt: skip
+    for seed in (3, 4):
+        run(recipe(seed=seed), tmp_path / str(seed))
+    assert weights(tmp_path / "3", last(tmp_path / "3")) == other
+    assert weights(tmp_path / "4", last(tmp_path / "4")) != other
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    run(recipe(), tmp_path / "here")
+    run(recipe(processes=True), tmp_path / "there")
+    assert weights(tmp_path / "here", last(tmp_path / "here")) == weights(tmp_path / "there", last(tmp_path / "there"))
+
+
+def test_it_stops_when_held_out_scores_get_no_better(tmp_path: Path) -> None:
+    run(recipe(steps=100_000, patience=3, ppo=Ppo(learning_rate=1e-9)), tmp_path / "run")
+    judged = [row for row in rows(tmp_path / "run") if "score" in row.get("held_out", {})]
+    assert len(judged) == 4
+
+
+def test_time_ends_a_run(tmp_path: Path) -> None:
+    made = recipe(steps=None, minutes=1.0)
+    train(made, tmp_path / "run", toys(made), teacher=Right(), clock=Ticks(step_s=7.0), tell=lambda *_: None)
+    assert rows(tmp_path / "run")[-1]["seconds"] == pytest.approx(60, abs=7)
+    assert (tmp_path / "run" / BEST).is_dir()
+
+
+def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(PolicyFileError, match="not empty"):
+        run(recipe(), tmp_path)
+    with pytest.raises(PolicyFileError, match="no checkpoint"):
+        run(recipe(), tmp_path, resume=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_says_what_it_did(tmp_path: Path) -> None:
+    run(recipe(), tmp_path / "run")
+    assert read_recipe(tmp_path / "run") == recipe()
+    found = rows(tmp_path / "run")
+    assert [row["policy"] for row in found[:2]] == ["native", "right"]
+    assert [row["steps"] for row in found if "training" in row] == list(range(64, 513, 64))
+    assert all(np.isfinite(value) for row in found for value in row.get("learning", {}).values())
+    assert len(list((tmp_path / "run" / CHECKPOINTS).iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"knobs": ["gravity"]}, "no tunable 'gravity'"),
+        ({"envs": 3}, "multiple of --group"),
+        ({"minutes": 3.0}, "either --steps or --minutes"),
+        ({"steps": None}, "either --steps or --minutes"),
+        ({"algo": "dqn"}, "--group 1"),
+        ({"short_s": 90.0}, "short <= long"),
+    ],
+)
+def test_recipes_that_do_not_hang_together_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        recipe(**{"group": 2, **changes})
