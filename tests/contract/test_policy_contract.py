@@ -22,9 +22,9 @@ from envs.signals import Targets
 from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import Observation, all_changes
 from policies.base import Decision, Policy, PolicyState
-from policies.predictor_of import predictor_of
 from policies.card import Range
 from policies.learned import LearnedPolicy
+from policies.predictor_of import predictor_of
 from policies.rules import load_rules, presets
 from policies.threshold import ThresholdPolicy
 
