@@ -57,13 +57,17 @@ class TargetsSection(Section):
 class PolicySection(Section):
     """Who decides."""
 
-    use: Literal["rules", "predictor"] = Field(
-        default="rules", description="Threshold rules, or the predictor, which needs a profile of the engine."
+    use: Literal["rules", "predictor", "learned"] = Field(
+        default="rules",
+        description="Threshold rules; the predictor, which needs a profile of the engine; or a learned policy, which "
+        "falls back to the rules.",
     )
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
     profile: Path | None = Field(
-        default=None, description="From `autotune profile`; what the predictor calculates with."
+        default=None,
+        description="From `autotune profile`; what the predictor calculates with, and a learned policy must be for.",
     )
+    learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
     quality_budget: float = Field(
         default=0.005, ge=0, le=1, description="The predictor's: mean relative loss per generated token."
     )
@@ -72,6 +76,8 @@ class PolicySection(Section):
     def _has_profile(self) -> Self:
         if self.use == "predictor" and self.profile is None:
             raise KeyedError({"profile": "the predictor needs one; make it with autotune profile"})
+        if self.use == "learned" and self.learned is None:
+            raise KeyedError({"learned": "name the folder that autotune export made"})
         return self
 
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -18,6 +18,7 @@ from autotune.journal import Journal
 from autotune.journal_file import default_journal
 from autotune.metrics import DaemonMetrics
 from autotune.parts import Parts, Settings
+from autotune.schema import PolicySection
 from autotune.ticker import Waiter
 from engine.clock import Clock
 from engine.control_client import ControlClient
@@ -43,11 +44,17 @@ def check_rules(config: Config) -> RuleSet:
         raise ConfigError([f"policy.rules: {problem}" for problem in error.problems]) from error
 
 
-def policy_of(config: Config, rules: RuleSet) -> Policy:
-    """Who decides. Raises ConfigError for a profile that cannot be used."""
+def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Policy:
+    """Who decides. Raises ConfigError for a profile or a policy that cannot be used.
+
+    ``clock``: holds a learned policy to its time limit; None for no limit.
+    """
     section, targets = config.policy, config.targets
+    by_rules = ThresholdPolicy(rules)
+    if section.use == "learned" and section.learned is not None:
+        return _learned(section, by_rules, clock)
     if section.use == "rules" or section.profile is None:
-        return ThresholdPolicy(rules)
+        return by_rules
     try:
         return predictor_of(
             read_profile(section.profile),
@@ -56,6 +63,21 @@ def policy_of(config: Config, rules: RuleSet) -> Policy:
         )
     except (ProfileError, ValueError) as error:
         raise ConfigError([f"policy.profile: {error}"]) from error
+
+
+def _learned(section: PolicySection, fallback: Policy, clock: Clock | None) -> Policy:
+    # numpy's reader of weights is not needed by anybody else.
+    from policies.card import PolicyFileError  # noqa: PLC0415
+    from policies.learned import load_learned  # noqa: PLC0415
+
+    try:
+        digest = None if section.profile is None else read_profile(section.profile).digest
+    except ProfileError as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
+    try:
+        return load_learned(cast("Path", section.learned), fallback=fallback, clock=clock, profile_digest=digest)
+    except PolicyFileError as error:
+        raise ConfigError([f"policy.learned: {error}"]) from error
 
 
 def settings_of(config: Config) -> Settings:
@@ -132,7 +154,7 @@ def build_parts(
         actuator=actuator,
         collector=collector,
         env=env_of(config, actuator, clock),
-        policy=policy_of(config, rules),
+        policy=policy_of(config, rules, clock),
         guard=guard_of(config),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),

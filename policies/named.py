@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from engine.tunables import TunableValue, parse_change
@@ -25,7 +26,8 @@ class World:
 def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
-    ``none``; ``static:KNOB=VALUE,...``; ``predictor``; the name of a preset; a rules file.
+    ``none``; ``static:KNOB=VALUE,...``; ``predictor``; ``learned:FOLDER`` (without a limit on time, so that simulations
+    can be repeated); the name of a preset; a rules file.
     """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
@@ -72,6 +74,20 @@ def _predictor(text: str, rest: str, world: World) -> Contender:
     return Contender("predictor", predictor_of(world.profile, world.targets))
 
 
+def _learned(text: str, rest: str, world: World) -> Contender:
+    from policies.card import PolicyFileError  # noqa: PLC0415
+    from policies.learned import load_learned  # noqa: PLC0415
+
+    if not rest:
+        raise ValueError(f"{text!r}: write learned:FOLDER, as autotune export made it")
+    digest = None if world.profile is None else world.profile.digest
+    try:
+        policy = load_learned(Path(rest), fallback=ThresholdPolicy(load_rules("default")), profile_digest=digest)
+    except PolicyFileError as error:
+        raise ValueError(f"{text}: {error}") from error
+    return Contender(text, policy)
+
+
 NEED_NOTHING: Final = ("predictor",)
 
 # One line per kind of policy; imports of heavy ones belong into their function.
@@ -79,4 +95,5 @@ KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
     "none": _none,
     "static": _static,
     "predictor": _predictor,
+    "learned": _learned,
 }

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from policy_cards import card, tensors_of
+
 from autotune.config import Config, ConfigError, load_config, parse_config
 from autotune.reload import plan_reload
 from autotune.wiring import check_rules, policy_of
+from engine.clock import ManualClock
 from envs.simulated import DEFAULT_PROFILE
+from policies.export import export_policy
+from policies.learned import LearnedPolicy
 from policies.predictor import PredictorPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "autotune.yaml"
@@ -150,3 +158,21 @@ def test_the_predictor_needs_a_profile_that_can_be_read(tmp_path: Path) -> None:
     assert isinstance(policy, PredictorPolicy)
     assert policy.model.targets.ttft_s == 3
     assert policy_of(Config(), check_rules(Config())).name == "rules:default"
+
+
+def test_a_learned_policy_is_read_and_refused_in_one_line(tmp_path: Path) -> None:
+    assert paths("policy: {use: learned}") == {"policy.learned"}
+    folder = tmp_path / "policy"
+    config = parse_config(f"policy: {{use: learned, learned: {folder}}}")
+    with pytest.raises(ConfigError) as caught:
+        policy_of(config, check_rules(config))
+    (line,) = caught.value.problems
+    assert line.startswith("policy.learned: ")
+    made = card()
+    export_policy(folder, made, tensors_of(made.network))
+    policy = policy_of(config, check_rules(config), ManualClock())
+    assert isinstance(policy, LearnedPolicy)
+    assert policy.fallback.name == "rules:default"
+    other = parse_config(f"policy: {{use: learned, learned: {folder}, profile: {DEFAULT_PROFILE}}}")
+    with pytest.raises(ConfigError, match=r"policy\.learned: .*profile"):
+        policy_of(other, check_rules(other))
