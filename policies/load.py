@@ -10,6 +10,7 @@ from envs.spaces import Observation
 from envs.window import number
 
 _ROOT_HALF: Final = math.sqrt(0.5)
+_LONGEST, _MOST = 1e6, 1e5  # tokens of a request, requests: the bounds of the features
 _P95: Final = 1.6449  # standard normal
 _WIDEST: Final = 1.8  # of the logarithm of a length: beyond, two quantiles say little about the mean
 _LONGEST_TREND_S: Final = 10.0
@@ -35,7 +36,8 @@ class Lengths:
         """From two quantiles, None while the median is unknown."""
         if median is None or median <= 0:
             return None
-        wide = max(median, p95 or median)
+        median = min(_LONGEST, max(1.0, median))
+        wide = min(_LONGEST, max(median, p95 or median))
         return cls(math.log(median), min(_WIDEST, math.log(wide / median) / _P95))
 
     @classmethod
@@ -105,7 +107,7 @@ def load_of(observation: Observation) -> Load | None:
     output = _output(ended, values["decode_tps"], max(rate, values["offered_rps"] or 0.0))
     if output is None:
         return None
-    running = max(0.0, values["running"] or 0.0)
+    running = min(_MOST, max(0.0, values["running"] or 0.0))
     native = values["bytes_share_native"]
     return Load(
         rate_rps=min(rate, _MOST_RPS),
@@ -113,8 +115,8 @@ def load_of(observation: Observation) -> Load | None:
         output=output,
         hit_rate=min(0.99, max(0.0, values["hit_rate"] or 0.0)),
         running=running,
-        waiting=max(0.0, values["waiting"] or 0.0),
-        held_tokens=running * max(0.0, values["tokens_per_sequence"] or 0.0),
+        waiting=min(_MOST, max(0.0, values["waiting"] or 0.0)),
+        held_tokens=running * min(_LONGEST, max(0.0, values["tokens_per_sequence"] or 0.0)),
         lossy_share=0.0 if native is None else min(1.0, max(0.0, 1 - native)),
     )
 
@@ -138,7 +140,7 @@ def forecast_rps(observation: Observation, *, short_s: float = 10.0, long_s: flo
 
 def _output(ended: Lengths | None, decode_tps: float | None, rate_rps: float) -> Lengths | None:
     """Output lengths from those that have ended and from tokens generated per arrival."""
-    per_arrival = (decode_tps or 0.0) / rate_rps if rate_rps > 0 else 0.0
+    per_arrival = min(_LONGEST, (decode_tps or 0.0) / rate_rps) if rate_rps > 1e-6 else 0.0
     if ended is None:
         return Lengths(math.log(per_arrival) - _USUAL_SIGMA**2 / 2, _USUAL_SIGMA) if per_arrival >= 1 else None
     missed = min(_MOST_MISSED, per_arrival / ended.mean)

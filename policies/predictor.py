@@ -28,6 +28,7 @@ from policies.predictor_choice import SAME_LOSS, STEADY, URGENT, PredictorConfig
 from policies.predictor_state import brought_to, fresh_state
 from policies.quality_purse import Purse
 
+_OTHER_LENGTHS: Final = 0.9  # of logarithms: medians that differ by a factor of 2.5 are another load
 _CAREFUL: Final = 0.85  # of the budget: what is spent is estimated, and quantised KV goes on costing for a while
 
 
@@ -101,8 +102,10 @@ class PredictorPolicy:
         return {**state, "peak_rps": peak, "usual_rps": rate if usual is None else keep * usual + (1 - keep) * rate}
 
     def _pay(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
-        tokens = passed_s * max(0.0, number(observation.values.get("decode_tps")) or 0.0)
-        shares = [number(observation.values.get(f"bytes_share_{name}")) or 0.0 for name in FORMAT_NAMES]
+        tokens = passed_s * min(1e7, max(0.0, number(observation.values.get("decode_tps")) or 0.0))
+        shares = [
+            min(1.0, max(0.0, number(observation.values.get(f"bytes_share_{name}")) or 0.0)) for name in FORMAT_NAMES
+        ]
         dropped = float(effects.dropped[0])
         loss = self.model.stored_loss(shares) * (1 - dropped) + dropped * self.model.evicted_loss
         return {**state, "purse": Purse.of(state["purse"]).after(tokens, loss, passed_s).to_json()}
@@ -123,15 +126,23 @@ class PredictorPolicy:
         allowed: NDArray[np.bool_] = effects.quality <= max(most, config.quality_budget / 2) + SAME_LOSS
         most_here = max(purse.affordable(budget, ahead * stays_s), config.quality_budget / 2)
         allowed[0] = effects.quality[0] <= most_here + SAME_LOSS
+        place = _place(load)
         for column, knob in enumerate(KNOBS):
-            if knob in state["moved"] and effects.tbt_s[0] <= self.model.targets.tbt_s:
+            # Whoever has moved stays while the load is what it was then: else noise would move it to and fro.
+            if _is_same_load(state["set_at"].get(knob), place):
+                stays = rows[:, column] == now[column]
+                if knob != "kv_format":
+                    allowed &= stays
+                elif effects.quality[0] <= config.quality_budget:
+                    allowed &= rows[:, column] >= now[column]
+            elif knob in state["moved"] and effects.tbt_s[0] <= self.model.targets.tbt_s:
                 stays = rows[:, column] == now[column]
                 allowed &= stays | (rows[:, column] > now[column]) if knob == "kv_format" else stays
         for knob, (value, _) in state["refused"].items():
             column = KNOBS.index(knob)
-            place = TUNABLES[knob].values.index(value)
-            if place != now[column]:
-                allowed &= rows[:, column] != place
+            refused = TUNABLES[knob].values.index(value)
+            if refused != now[column]:
+                allowed &= rows[:, column] != refused
         return allowed
 
     # -- what to do about it ------------------------------------------------------------------------------------------
@@ -150,6 +161,7 @@ class PredictorPolicy:
         if state["want_s"] < wait_s or not settled:
             return None, {**state, "plan": []}
         steps = changes(here.now, here.rows[wish.row])
+        state = {**state, "asked_at": _place(here.load)}
         return self._ask(sorted(steps, key=lambda step: -_alone(step, here)), state)
 
     @staticmethod
@@ -175,6 +187,19 @@ class PredictorPolicy:
             f"{1e3 * targets.tbt_s:g} ms, KV {effects.kv_occupancy[row]:.0%}, loss {effects.quality[row]:.2%}, "
             f"up to {effects.most_rps[row]:.2f} requests/s"
         )
+
+
+def _place(load: Load) -> list[float]:
+    """What kind of load it is: rate, and logarithms of median lengths."""
+    return [load.rate_rps, load.prompt.mu, load.output.mu]
+
+
+def _is_same_load(then: Sequence[float] | None, now: Sequence[float]) -> bool:
+    if then is None:
+        return False
+    return 0.5 * then[0] <= now[0] <= 2 * then[0] and all(
+        abs(a - b) <= _OTHER_LENGTHS for a, b in zip(then[1:], now[1:], strict=True)
+    )
 
 
 def _alone(step: Change, here: Situation) -> float:

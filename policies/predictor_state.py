@@ -20,12 +20,14 @@ def fresh_state() -> PolicyState:
     """``stamp_ns`` of the last observation; ``lengths`` last seen; ``purse`` of the quality budget; ``peak_rps`` and
     ``usual_rps`` of arrivals (None before the first); ``want`` (the scenario that has been wanted) and ``want_s`` (for
     how long); ``plan`` (changes still to be made), ``asked`` (the change proposed last) and ``asked_s`` (since when);
-    ``moved`` (seconds since a knob took what was asked, for a while); ``refused`` (by knob, a value that was not taken
-    and for how long it is not asked for).
+    ``moved`` (seconds since a knob took what was asked, for a while), ``set_at`` (by knob, rate and logarithms of
+    median lengths when it was ``asked_at``); ``refused`` (by knob, a value that was not taken and for how long it is
+    not asked for).
     """
     return {
         "stamp_ns": None, "lengths": None, "purse": Purse().to_json(), "want": STEADY, "want_s": 0.0,
-        "peak_rps": 0.0, "usual_rps": None, "plan": [], "asked": None, "asked_s": 0.0, "moved": {}, "refused": {},
+        "peak_rps": 0.0, "usual_rps": None, "plan": [], "asked": None, "asked_s": 0.0, "asked_at": None,
+        "moved": {}, "set_at": {}, "refused": {},
     }  # fmt: skip
 
 
@@ -41,16 +43,18 @@ def brought_to(observation: Observation, state: PolicyState, config: PredictorCo
     values = observation.tunables
     moved = {knob: s + passed_s for knob, s in old["moved"].items() if s + passed_s < config.stay_s}
     refused = {knob: [value, left - passed_s] for knob, (value, left) in old["refused"].items() if left > passed_s}
+    set_at = old["set_at"]
     asked, asked_s = old["asked"], old["asked_s"] + passed_s
     plan = [step for step in old["plan"] if values.get(step[0]) != step[1]]
     if asked is not None and values.get(asked[0]) == asked[1]:
         moved[asked[0]] = 0.0
+        set_at = {**set_at, asked[0]: old["asked_at"]}
         asked, asked_s = None, 0.0
     elif asked is not None and asked_s > config.patience_s:
         refused[asked[0]] = [asked[1], config.refused_s]
         asked, asked_s, plan = None, 0.0, []
     return {
-        **old, "stamp_ns": observation.stamp_ns, "moved": moved, "refused": refused,
+        **old, "stamp_ns": observation.stamp_ns, "moved": moved, "set_at": set_at, "refused": refused,
         "asked": asked, "asked_s": asked_s, "plan": plan,
     }, passed_s  # fmt: skip
 
@@ -58,7 +62,12 @@ def brought_to(observation: Observation, state: PolicyState, config: PredictorCo
 def is_usable(state: Mapping[str, Any]) -> bool:
     """Whether a restored state has this version's shape; anything else is replaced by a fresh one."""
     stamp_ns, lengths, plan, asked = (state.get(name) for name in ("stamp_ns", "lengths", "plan", "asked"))
-    refused = state.get("refused")
+    refused, set_at = state.get("refused"), state.get("set_at")
+    if not isinstance(set_at, dict) or "asked_at" not in state:
+        return False
+    places = [at for at in (*set_at.values(), state["asked_at"]) if at is not None]
+    if not set(set_at) <= set(KNOBS) or not all(map(_is_place, places)):
+        return False
     numbers = [number(state.get(name)) for name in ("want_s", "asked_s")]
     if not (stamp_ns is None or isinstance(stamp_ns, int)) or None in numbers or not isinstance(state.get("want"), str):
         return False
@@ -81,6 +90,10 @@ def is_usable(state: Mapping[str, Any]) -> bool:
         for step in steps
     )
     return steps_fit and (lengths is None or _are_lengths(lengths))
+
+
+def _is_place(at: object) -> bool:
+    return isinstance(at, list) and len(at) == 3 and None not in map(number, at)
 
 
 def _are_lengths(lengths: object) -> bool:
