@@ -99,8 +99,8 @@ def evaluate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         _check_positive(duration=duration, interval=interval, length_scale=length_scale, price=price)
         plan = _plan(
-            found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random, oracle_seeds=oracle_seeds,
-            cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
+            found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random,
+            oracle_seeds=oracle_seeds, cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
         )  # fmt: skip
         span = Span(duration, length_scale)
         workers = executor(jobs or os.cpu_count() or 1)
