@@ -1,9 +1,9 @@
 """Thresholds of a rules file, found by search over the simulator on training workloads. The cross-entropy method.
 
 Every number in the conditions, every delay, whether a rule is there at all and what it sets are drawn around a mean
-that moves towards the best candidates of each round. Candidates that the linter objects to are drawn again: rules that flap
-by construction need no simulation. All candidates meet the same requests. Draws depend on the seed and on scores alone,
-so a search that was stopped goes on where it was: scores are in the store.
+that moves towards the best candidates of each round. Candidates that the linter objects to are drawn again: rules that
+flap by construction need no simulation. All candidates meet the same requests. Draws depend on the seed and on scores
+alone, so a search that was stopped goes on where it was: scores are in the store.
 """
 
 from __future__ import annotations
@@ -274,7 +274,8 @@ def _text(data: Mapping[str, Any], plan: SearchPlan, store: Store, score: float,
         f"workloads: {', '.join(one.text for one in plan.scenarios)}",
         f"seeds: {plan.seeds} of {setup.span.duration_s:g} s each",
         f"search: seed {plan.seed}, {tried} candidates, score {score:.4f} against {base_score:.4f} of {data['name']}",
-        f"score: attainment - {plan.over_price:g} x (loss / {setup.quality_budget:g} - 1) - {plan.change_price:g} x changes/h",
+        f"score: attainment - {plan.over_price:g} x (loss / budget - 1) - {plan.change_price:g} x changes per hour",
+        f"quality budget: {setup.quality_budget:g}",
     ]
     body = {**data, "name": "tuned", "description": f"{data.get('description', data['name'])}; thresholds searched"}
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(body, sort_keys=False, width=110)

@@ -99,8 +99,8 @@ def evaluate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         _check_positive(duration=duration, interval=interval, length_scale=length_scale, price=price)
         plan = _plan(
-            found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random, oracle_seeds=oracle_seeds,
-            cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
+            found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random,
+            oracle_seeds=oracle_seeds, cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
         )  # fmt: skip
         span = Span(duration, length_scale)
         workers = executor(jobs or os.cpu_count() or 1)
@@ -137,9 +137,11 @@ def _plan(
     statics: str,
     *,
     random: int,
+    ablation: bool,
     **options: Any,
 ) -> Plan:
-    from policies.evaluation.experiment import Plan  # noqa: PLC0415
+    from engine.tunables import TUNABLES  # noqa: PLC0415
+    from policies.evaluation.experiment import ABLATED, Plan  # noqa: PLC0415
     from policies.evaluation.offered import Offered  # noqa: PLC0415
     from policies.evaluation.scenarios import Scenario  # noqa: PLC0415
     from policies.evaluation.statics import few, grid, random_settings  # noqa: PLC0415
@@ -154,7 +156,16 @@ def _plan(
         settings = few(offered) if statics == "few" else grid(offered)
     else:
         settings = [contender(text).values for text in _names(statics, ";")]
-    return Plan(scenarios, names, tuple(settings), random=tuple(random_settings(random, 0, offered)), **options)
+    # A knob that the engine does not offer cannot be missed.
+    movable = [knob for knob in ABLATED if any(offered({knob: value}) for value in TUNABLES[knob].values[1:])]
+    return Plan(
+        scenarios,
+        names,
+        tuple(settings),
+        ablated=tuple(movable) if ablation else (),
+        random=tuple(random_settings(random, 0, offered)),
+        **options,
+    )
 
 
 def _with_traces(workloads: str | None, traces: Sequence[Path]) -> list[str]:

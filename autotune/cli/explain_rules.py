@@ -67,7 +67,7 @@ def explain_rules(
     if str(json_out) != "-":
         notes = [
             f"profile: {bench.profile.describe()}",
-            f"load 1, all that native storage serves, is {bench.capacity_rps:.3g} requests/s of {prompt_tokens} + {output_tokens} tokens",
+            f"load 1, what native serves: {bench.capacity_rps:.3g}/s of {prompt_tokens} + {output_tokens} tokens",
             f"targets: {bench.targets.ttft_s:.3g} s to the first token, {bench.targets.tbt_s:.3g} s between tokens",
         ]
         _show(levels, notes, table(levels))

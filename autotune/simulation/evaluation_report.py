@@ -89,8 +89,9 @@ def html(document: Mapping[str, Any]) -> str:
     if document["ablation"]:
         body.append(f"<h2>Without one knob: {escape(str(document['best_policy']))}</h2>")
         body.append("<p>Goodput lost, share of offered</p>")
-        body.append(bar_chart([Bar(k, v["value"], v["low"], v["high"]) for k, v in document["ablation"].items()]))
-        nothing = [knob for knob, lost in document["ablation"].items() if not lost["gains"]]
+        tried = {knob: lost for knob, lost in document["ablation"].items() if lost is not None}
+        body.append(bar_chart([Bar(knob, lost["value"], lost["low"], lost["high"]) for knob, lost in tried.items()]))
+        nothing = [knob for knob, lost in tried.items() if not lost["gains"]]
         body.append(f"<p>Gains nothing that can be told: {escape(', '.join(nothing) or 'none')}</p>")
     if document["ladders"]:
         body.append(f"<h2>Cost</h2><p>{escape(document['cost_method'])}</p>")

@@ -34,7 +34,7 @@ class Plan:
     """What is compared. ``random``: settings tried by random search (0: none), on ``search_seeds`` seeds.
 
     ``oracle_seeds``, ``cost_seeds``: the first so many seeds; 0 leaves the part out. ``rates``: the ladder of
-    :mod:`policies.evaluation.cost`, in increasing order with 1 in it.
+    :mod:`policies.evaluation.cost`, in increasing order with 1 in it. ``ablated``: keys of ABLATED.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -46,7 +46,7 @@ class Plan:
     oracle_seeds: int = 0
     cost_seeds: int = 3
     rates: tuple[float, ...] = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
-    ablation: bool = True
+    ablated: tuple[str, ...] = tuple(ABLATED)
     quality_budget: float = 0.005
 
     def __post_init__(self) -> None:
@@ -113,9 +113,10 @@ def run(plan: Plan, store: Store, executor: Executor, progress: Progress) -> Res
 
     best = best_policy(table, plan.policies)
     ablated = {}
-    if plan.ablation and best is not None:
+    if plan.ablated and best is not None:
         pressed = [plan.scenarios[place] for place in table.pressured]
-        for knob, frozen in ABLATED.items():
+        for knob in plan.ablated:
+            frozen = ABLATED[knob]
             cells = [[Cell(one, seed, best, frozen) for seed in seeds] for one in pressed]
             stage(f"without {knob}", [cell for row in cells for cell in row])
             if cells:

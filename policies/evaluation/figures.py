@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.evaluation.cost import cost, reduction
-from policies.evaluation.experiment import Results
+from policies.evaluation.experiment import ABLATED, Results
 from policies.evaluation.shift import Shift, shift
 from policies.evaluation.statistics import (
     Interval,
@@ -116,7 +116,7 @@ def ablation(results: Results) -> dict[str, Any]:
         return {}
     places = table.pressured
     full, draws = table.attainment(best, places), _draws(table, len(places))
-    found = {}
+    found: dict[str, Any] = dict.fromkeys(ABLATED)  # null: not offered by this engine, or not asked for
     for knob, frozen in results.ablated.items():
         lost = iqm_difference(full, frozen, draws)
         found[knob] = {**lost.to_json(), "gains": bool(lost.low > 0)}

@@ -72,13 +72,17 @@ class _Foresight(Chooser):
 
     def _worth(self, action: int) -> float:
         """Good requests less bad ones over the horizon; tokens generated break ties, loss beyond the budget counts."""
-        good, tokens, charge = 0.0, self._tokens, self._charge
+        good, tokens, charge, figures = 0.0, self._tokens, self._charge, self._env.last_figures
         for step in range(self._horizon):
             self._env.step(action if step == 0 else NOTHING)
             figures = self._env.last_figures
             good += figures.good - 0.5 * figures.violations
             tokens += figures.tokens
             charge += figures.quality_charge
+        generated = tokens - self._tokens
         waiting = self._env.simulator.stats().gauges.waiting
+        # Precision that is lost stays lost: what the last interval charged goes on for as long again.
+        charge += self._horizon * figures.quality_charge
+        tokens += self._horizon * figures.tokens
         over = max(0.0, charge - self._budget * tokens)
-        return good + 1e-4 * (tokens - self._tokens) - 0.2 * waiting - _OVER_BUDGET * over
+        return good + 1e-4 * generated - 0.2 * waiting - _OVER_BUDGET * over

@@ -1,0 +1,90 @@
+"""The verbs about policies as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from autotune.cli import app
+from autotune.cli._shared import CliError
+from autotune.cli.evaluate import _names
+from autotune.simulation.bars import Bar, bar_chart
+
+KEYS = {
+    "goodput_ratio_pressure", "goodput_ratio_idle", "regret_pct_upper_steady", "shift_headroom_pct", "shift_gain_pct",
+    "cost_reduction_pct", "learned_minus_rules", "learned_minus_predictor", "ablation", "best_policy",
+    "decision_p99_ms", "reversals_24h",
+}  # fmt: skip
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_an_evaluation_ends_with_a_line_of_json_and_a_report(tmp_path: Path) -> None:
+    result = run(
+        "evaluate", "--policies", "default", "--workloads", "reasoning-bursty@1.5", "--seeds", 2, "--duration", 30,
+        "--kv-pool-bytes", "2G", "--statics", "none;static:kv_format=int8,block_size=32", "--cost-seeds", 0, "-j", 1,
+        "--no-ablation", "--json-line", "-o", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    line = json.loads(result.stdout.strip().splitlines()[-1])
+    assert set(line) >= KEYS
+    assert line["best_policy"] == "default"
+    assert line["reversals_24h"] is line["learned_minus_rules"] is None
+    report = (tmp_path / "report.html").read_text()
+    assert "<script" not in report
+    for figure in report.split("<svg")[1:]:
+        ET.fromstring("<svg" + figure.split("</svg>")[0] + "</svg>")
+        assert "nan" not in figure
+    assert json.loads((tmp_path / "evaluation.json").read_text())["headline"] == line
+
+
+def test_linting_says_what_it_found_and_exits_so() -> None:
+    assert run("lint-rules", "default").exit_code == 0
+    result = run("lint-rules", "literature")
+    assert result.exit_code == 1
+    assert len(result.stdout.splitlines()) == 7
+    assert isinstance(run("lint-rules", "nowhere.yaml").exception, CliError)
+
+
+def test_rules_are_explained_as_a_table_and_a_page(tmp_path: Path) -> None:
+    result = run("explain-rules", "default", "--loads", "0.3,0.5", "--hold", 20, "--plot", tmp_path / "p.html")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("kv_format=") == 3
+    assert (tmp_path / "p.html").read_text().count("<svg") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "-o", "DIR", "--policies", "nix"], "preset"),
+        (["evaluate", "-o", "DIR", "--workloads", "nix@1"], "nor a built-in workload"),
+        (["evaluate", "-o", "DIR", "--duration", "0"], "--duration"),
+        (["evaluate", "-o", "DIR", "--statics", "static:kv_format=int3"], "int3"),
+        (["tune-rules", "-o", "DIR", "--workloads", "flash-crowd"], "held out"),
+        (["explain-rules", "default", "--loads", "a"], "--loads"),
+        (["check-policy", "none"], "needs no check"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run(*[str(tmp_path) if argument == "DIR" else argument for argument in arguments])
+    assert isinstance(result.exception, CliError)
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_commas_of_a_static_setting_stay_with_it() -> None:
+    assert _names("a, static:x=1,y=2,b,learned:p") == ["a", "static:x=1,y=2", "b", "learned:p"]
+
+
+def test_bars_go_both_ways_and_survive_what_is_unknown() -> None:
+    text = bar_chart([Bar("a<b", 1.0, 0.5, 1.5), Bar("c", -2.0), Bar("d", None), Bar("e", float("nan"))], mark=0.5)
+    ET.fromstring(text)
+    assert text.count("<rect") == 2
+    assert text.count("not known") == 2

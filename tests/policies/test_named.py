@@ -1,0 +1,27 @@
+"""Policies by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.named import bundled, contender, static_name
+
+
+def test_names_that_mean_something(tmp_path: Path) -> None:
+    assert contender("none").policy is None
+    static = contender("static:kv_format=int4, block_size=64")
+    assert static.values == {"kv_format": "int4", "block_size": 64}
+    assert contender(static_name(static.values)).values == static.values
+    assert static_name({}) == "none"
+    rules = tmp_path / "own.yaml"
+    rules.write_text("version: 1\nname: own\nrules: [{name: r, when: load > 0.5, set: {kv_format: int8}}]\n")
+    assert contender(str(rules)).policy is not None
+    assert all(contender(name).policy is not None for name in bundled() if name != "predictor")
+
+
+@pytest.mark.parametrize("text", ["none:x", "static:", "static:kv_format", "static:kv_format=int3", "nowhere.yaml", ""])
+def test_mistakes_are_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        contender(text)
