@@ -46,7 +46,9 @@ def trained(algo: str, folder: Path) -> tuple[Any, Any, Mlp]:
     normalised.obs_rms.mean, normalised.obs_rms.var = rng.random(entries), 0.2 * rng.random(entries) ** 4
     with torch.no_grad():
         for tensor in model.policy.parameters():
-            tensor.add_(0.3 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(7)))
+            # Values as large as training makes them: at a few hundred, float32 itself has steps of 3e-5.
+            scale = 0.1 if algo == "dqn" else 0.3
+            tensor.add_(scale * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(7)))
         if algo != "dqn":
             model.policy.action_net.bias[NOTHING] = -3.0
     model.save(folder / "model.zip")

@@ -78,14 +78,15 @@ INT8, INT4 = Change("kv_format", "int8"), Change("kv_format", "int4")
 
 
 def test_it_decides_once_per_interval_of_its_training() -> None:
-    learned = policy(INT8)
+    window = Change("eviction", "window")
+    learned = policy(INT8, window, None)
     state = learned.initial_state()
     made = []
     for second in range(5):
         decision, state = learned.decide(at(100.0 + second), state)
         made.append(decision.change)
-    # The knob never moves here, so the guard inside keeps the same wish back afterwards.
-    assert made == [INT8, None, None, None, None]
+    # No knob ever moves here, so the guard inside keeps a wish back that it has had.
+    assert made == [INT8, None, window, None, None]
     decision, _ = learned.decide(at(100.0), learned.initial_state())
     assert "kv_format native -> int8" in decision.reason
     assert "probability" in decision.reason
