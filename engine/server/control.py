@@ -95,9 +95,9 @@ class ControlSocket:
             raise self._in_use() from None
 
     def _drop_lock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _remove_stale(self) -> None:
         try:

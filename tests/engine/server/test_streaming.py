@@ -107,11 +107,13 @@ def test_shutdown_ends_streams_with_an_error_event(serve: Serve) -> None:
     server.engine.runner.before = Brake()
     body = {"prompt": "x", "max_tokens": 900, "stream": True, "ignore_eos": True}
     lines: list[str] = []
+    stopping = threading.Thread(target=server.stop)
     with httpx.stream("POST", server.url + PATH, json=body, trust_env=False, timeout=60) as answer:
         for line in answer.iter_lines():
             lines.append(line)
             if len(lines) == 4:
-                threading.Thread(target=server.stop).start()
+                stopping.start()
+    stopping.join(60)
     data = [line for line in lines if line]
     assert data[-1] == "data: [DONE]"
     assert "shutting down" in json.loads(data[-2][6:])["error"]["message"]
