@@ -77,7 +77,7 @@ def test_it_solves_a_trivial_environment(algo: str, steps: int, tmp_path: Path) 
 
 
 def test_imitation_alone_does_what_the_teacher_does(tmp_path: Path) -> None:
-    warm = WarmStart(rounds=2, episodes=4, epochs=40)
+    warm = WarmStart(rounds=2, episodes=4, epochs=120)
     run(recipe(steps=64, warm_start=warm, ppo=Ppo(learning_rate=3e-3)), tmp_path / "run")
     imitation = next(row["imitation"] for row in rows(tmp_path / "run") if "imitation" in row)
     assert imitation["agrees_on_changes"] > 0.95
