@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -167,6 +168,8 @@ class ControlClient:
             raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
         except (httpx.HTTPError, OSError) as error:
             reason = "no engine listens here; start one with `autotune engine`, or name its socket with --control"
+            if _is_backlog_full(error):
+                reason = "the engine is there but takes no more connections: it is still starting, or hangs; try again"
             raise EngineUnreachable(f"{self.socket}: {reason} ({error})") from error
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:
@@ -178,3 +181,12 @@ class ControlClient:
             message = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
             raise EngineUnreachable(f"{self.socket}: status {response.status_code} {message}".rstrip())
         return body
+
+
+def _is_backlog_full(error: BaseException | None) -> bool:
+    """A Unix socket whose queue of connections is full answers as if a call would have to wait."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,25 @@ def test_stats(server: Any, client: ControlClient) -> None:
 
 
 # The socket
+
+
+def test_an_engine_that_is_still_starting_is_not_told_to_be_started(tmp_path: Path) -> None:
+    """Its socket listens before anybody takes connections, and polling fills the queue."""
+    path = tmp_path / "full.sock"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(path))
+        listener.listen(1)
+        for _ in range(100):
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            waiting.setblocking(False)
+            if waiting.connect_ex(str(path)) == errno.EAGAIN:
+                break
+        else:
+            raise AssertionError("the queue never filled up")
+        client = stack.enter_context(ControlClient(path, timeout_s=0.5))
+        with pytest.raises(EngineUnreachable, match="still starting"):
+            client.tunables()
 
 
 def test_nobody_there() -> None:
