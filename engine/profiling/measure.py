@@ -31,6 +31,8 @@ from kernels import ops
 _DECODE_STEPS = 9
 _SWITCH_STEPS = 4
 _REPEATS = 3
+# A large load has many equal steps of its own; repeated as well, they would take most of the time.
+_LARGE_TOKENS = 4096
 
 
 @dataclass
@@ -112,10 +114,13 @@ class Measurer:
         warm_up(self._runner, self._loaded.groups, self._pool_bytes, self._clock)
 
     def run(self, chosen: Sequence[Scenario], done: Callable[[Scenario], None] | None = None) -> Samples:
-        """Every scenario a few times; of equal steps the median time counts. ``done`` is called after each scenario."""
+        """Every scenario a few times, large ones once; of equal steps the median time counts. ``done`` is called after
+        each scenario.
+        """
         samples = Samples()
         for scenario in chosen:
-            self._add(samples, [self._once(scenario) for _ in range(_REPEATS)])
+            repeats = 1 if scenario.tokens > _LARGE_TOKENS else _REPEATS
+            self._add(samples, [self._once(scenario) for _ in range(repeats)])
             if done is not None:
                 done(scenario)
         return samples
