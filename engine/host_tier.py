@@ -23,6 +23,7 @@ from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
 from engine.formats import OFFSET_UNIT
+from engine.memory_model import token_bytes
 from engine.offload_cost import OffloadCost
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
@@ -275,7 +276,7 @@ class HostTier:
         """Streamed blocks come back while there is room to spare."""
         for group, source, sequence in list(self._streamed()):
             pool = self._pools[group]
-            if self._cheap_bytes(pool) - self._size(group, source) < _PROMOTE_SHARE * _total_bytes(pool):
+            if self._spare_bytes(group) - self._size(group, source) < _PROMOTE_SHARE * _total_bytes(pool):
                 continue
             if source.offset in self._targets[group]:
                 continue
@@ -458,6 +459,12 @@ class HostTier:
         """Bytes that requests could have without losing anything."""
         reserve = pool.reserve_slabs * pool.arena.slab_units * OFFSET_UNIT
         return _total_bytes(pool) - reserve - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
+
+    def _spare_bytes(self, group: int) -> int:
+        """The same, as far as new tokens could go there: not where slots lie scattered in other classes."""
+        pool, size = self._pools[group], self._recoders[group].write_size()
+        tokens = pool.available_tokens(size)
+        return min(self._cheap_bytes(pool), int(tokens * token_bytes(pool.arena.shape)))
 
     def _host_version(self) -> int:
         return sum(host.version for host in self._hosts)
