@@ -69,16 +69,18 @@ class Admitter:
                 queues.take_head()
                 self._start(request)
                 return True
+        lacks = cache.missing_tokens(request)
         cache.free(request)
         request.num_computed_tokens = 0
         if is_idle and self._preemptor.lose_youngest_parked():
             return True
-        self._block()
+        self._block(lacks)
         return False
 
-    def _block(self) -> None:
+    def _block(self, lacks_tokens: int) -> None:
         """The head does not fit. Room is read again: taking up and letting go of a prefix counts as new room."""
         self._queues.blocked_at = (self._cache.room_version, self._queues.num_active)
+        self._queues.blocked_tokens = self._missing_tokens() + lacks_tokens + self._cache.watermark_tokens()
 
     def start_loaded(self) -> None:
         """Start those for which all KV has come."""
@@ -123,7 +125,7 @@ class Admitter:
             if not self._preemptor.lose_youngest_parked():
                 self._preemptor.lose_parked(request)
             return True
-        self._block()
+        self._block(cache.missing_tokens(request))
         return False
 
     def wait_for_load(self, request: Request, *, was_parked: bool) -> None:

@@ -56,7 +56,11 @@ class CapacityFace:
             pool.available_tokens(recoder.write_size())
             for pool, recoder in zip(self._pools, self._recoders, strict=True)
         )
-        return room - int(self.watermark * self.max_sequence_tokens())
+        return room - self.watermark_tokens()
+
+    def watermark_tokens(self) -> int:
+        """Native tokens that admission leaves free."""
+        return int(self.watermark * self.max_sequence_tokens())
 
     def missing_tokens(self, request: Request) -> int:
         """Known tokens of a request that have no slot yet, rounded up to whole blocks; and native tokens that would fit

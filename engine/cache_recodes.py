@@ -31,23 +31,28 @@ class RecodesFace:
     _tier: HostTier | None
     _versions: Versions
 
-    def has_recode_work(self) -> bool:
+    def has_recode_work(self, wanted_tokens: int = 0) -> bool:
         """Whether blocks wait for recoding and there may be room for it."""
-        return any(recoder.has_work for recoder in self._recoders)
+        return any(recoder.has_work(wanted_tokens) for recoder in self._recoders)
 
-    def plan_recodes(self, budget_tokens: int, *, sync: bool = False, in_step: bool = False) -> tuple[RecodeBatch, ...]:
+    def plan_recodes(
+        self, budget_tokens: int, *, sync: bool = False, in_step: bool = False, wanted_tokens: int = 0
+    ) -> tuple[RecodeBatch, ...]:
         """Conversions to run now, up to ``budget_tokens`` in each group (a token counts once in every group).
 
         ``sync``: all that are eligible, whatever the budget. ``in_step``: they run as part of a step, so new tokens are
         written between now and ``finish_recodes``; otherwise blocks that still grow may be moved as well. Nothing while
         earlier ones are neither finished nor cancelled. The sources stay in the tables, and readable, until then.
+        ``wanted_tokens``: what ``available_tokens`` should be, so that a request that waits has room.
         """
         if self._in_flight:
             return ()
         batches: list[RecodeBatch] = []
         for group, recoder in enumerate(self._recoders):
             budget = None if sync else budget_tokens
-            units = recoder.plan(budget, in_step=in_step) if sync or budget_tokens > 0 else []
+            units = []
+            if sync or budget_tokens > 0:
+                units = recoder.plan(budget, in_step=in_step, wanted_tokens=wanted_tokens)
             self._dropped.tell(group)
             if units:
                 self._in_flight[group] = units

@@ -2,6 +2,7 @@
 
 Blocks of the chosen slab move in with others of their class, which frees the slab for any class. Idle blocks count as
 slots, and those of the chosen slab are given up: scattered among held ones they would keep a slab from everybody else.
+A class is packed tighter by every move, so this ends, whatever is asked for.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from engine.recode_unit import RecodeUnit
 from engine.unit_swaps import UnitSwaps
 
 
-def is_cramped(pool: BlockPool, block_size: int) -> bool:
-    """No slab for requests, while slots worth a whole slab lie scattered where new blocks would not go."""
+def is_cramped(pool: BlockPool, block_size: int, wanted_tokens: int = 0) -> bool:
+    """No slab for requests, or less than the room that is wanted for new blocks up to ``block_size``, while slots worth
+    a whole slab lie scattered where new blocks would not go.
+    """
     arena, idle = pool.arena, pool.idle
-    if arena.num_free_slabs + idle.num_whole_slabs > pool.reserve_slabs:
+    has_slab = arena.num_free_slabs + idle.num_whole_slabs > pool.reserve_slabs
+    if has_slab and (not wanted_tokens or pool.available_tokens(block_size) >= wanted_tokens):
         return False
     primary = BlockClass(NATIVE.name, block_size)
     return any(
@@ -57,10 +61,16 @@ class Compactor:
         self._sequences = sequences
         self._swaps = swaps
 
-    def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
-        """Move blocks out of the slab that is cheapest to empty into slots of their class elsewhere."""
+    def plan(self, budget_tokens: int | None, *, in_step: bool, at_least_one: bool = True) -> list[RecodeUnit]:
+        """Move blocks out of the slab that is cheapest to empty into slots of their class elsewhere.
+
+        Up to a budget (None: all of the slab's); ``at_least_one``: one in any case.
+        """
         chosen = slab_to_empty(self._pool, lambda block: self.is_movable(block, in_step))
         if chosen is None:
+            return []
+        first = next(self._pool.blocks_in(chosen))
+        if budget_tokens is not None and budget_tokens < first.size and not at_least_one:
             return []
         self._pool.give_up_idle(chosen)
         units: list[RecodeUnit] = []

@@ -12,6 +12,7 @@ class Queues:
 
     ``requests``: all of them by id. ``lost``: by id, tokens that a request had computed and has to compute again.
     ``blocked_at``: room and running requests when the head last did not fit, None when it should be tried again.
+    ``blocked_tokens``: the native room that it needed then, besides what active requests lacked.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,7 @@ class Queues:
         self.waiting: deque[Request] = deque()  # never ran
         self.lost: dict[str, int] = {}
         self.blocked_at: tuple[int, int] | None = None
+        self.blocked_tokens = 0
 
     @property
     def num_active(self) -> int:

@@ -12,10 +12,10 @@ where they fill a whole span of the current size. A dropped chunk never comes ba
 split again. What pins hold was admitted under a cap, so no conversion makes it more: see ``_grows_pins``.
 
 How: out of place, and swapped under all holders when it is done (:mod:`engine.unit_swaps`). Slabs that are cheapest to
-empty come first, then longest waiting. When no slab is free for a target, or none for requests while slots lie
-scattered in other classes, the blocks of the least used slab are moved in with others of their class
-(:mod:`engine.compaction`), which frees one. A block that still grows can be moved between steps, when nothing writes to
-it, but not inside one.
+empty come first, then longest waiting. When no slab is free for a target, or while slots lie scattered in other classes
+none is free for requests or too few for the one that waits, the blocks of the least used slab are moved in with others
+of their class (:mod:`engine.compaction`), which frees one. A block that still grows can be moved between steps, when
+nothing writes to it, but not inside one.
 
 Idle cached blocks are converted like any others: they then hold more prefixes in the same bytes, and giving up the
 least recently used ones makes room for it.
@@ -68,7 +68,8 @@ class Recoder:
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._swaps = UnitSwaps(group, pool, prefix, sequences)
         self._compactor = Compactor(group, pool, sequences, self._swaps)
-        self._stalled_at: tuple[int, int] | None = None  # pool version and free slabs when nothing could be planned
+        # Pool version, free slabs and wanted tokens when nothing could be planned.
+        self._stalled_at: tuple[int, int, int] | None = None
         self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
 
     # -- what should be converted ---------------------------------------------------------------------------------
@@ -272,30 +273,35 @@ class Recoder:
 
     # -- planning -------------------------------------------------------------------------------------------------
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a plan could find anything to do. After one that found no room, not before some has appeared."""
+    def has_work(self, wanted_tokens: int = 0) -> bool:
+        """Whether a plan could find anything to do. After one that found no room, not before some has appeared, or
+        more is wanted.
+        """
         if self._stalled_at is not None:
-            version, free_slabs = self._stalled_at
-            if self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs:
+            version, free_slabs, wanted = self._stalled_at
+            is_same = self.pool.version < version + _RETRY_AFTER and self.pool.arena.num_free_slabs <= free_slabs
+            if is_same and wanted_tokens <= wanted:
                 return False
-        return bool(self.pool.stale) or is_cramped(self.pool, self.write_size())
+        return bool(self.pool.stale) or is_cramped(self.pool, self.write_size(), wanted_tokens)
 
-    def plan(self, budget_tokens: int | None, *, in_step: bool) -> list[RecodeUnit]:
+    def plan(self, budget_tokens: int | None, *, in_step: bool, wanted_tokens: int = 0) -> list[RecodeUnit]:
         """Units to convert in this step, up to a budget in tokens (None: all), at least one if there is room.
 
-        ``in_step``: other tokens are written between now and ``finish``.
+        ``in_step``: other tokens are written between now and ``finish``. ``wanted_tokens``: native room that somebody
+        waits for; blocks are moved to make it, with what conversions leave of the budget.
         """
-        if not self.has_work:
+        if not self.has_work(wanted_tokens):
             return []
         favoured = self._favoured_class()
         units, blocked = self._plan_units(budget_tokens, favoured)
         if not units and blocked and favoured is not None:
             units, blocked = self._plan_units(budget_tokens, None)
-        if not units and (blocked or is_cramped(self.pool, self.write_size())):
-            units = self._compactor.plan(budget_tokens, in_step=in_step)
+        left = None if budget_tokens is None else budget_tokens - sum(unit.num_tokens for unit in units)
+        is_spent = bool(units) and left is not None and left <= 0
+        if (blocked and not units) or (not is_spent and is_cramped(self.pool, self.write_size(), wanted_tokens)):
+            units += self._compactor.plan(left, in_step=in_step, at_least_one=not units)
         if not units:
-            self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs)
+            self._stalled_at = (self.pool.version, self.pool.arena.num_free_slabs, wanted_tokens)
         return units
 
     def _plan_units(

@@ -129,7 +129,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do anything: requests, failures to report, recodes if they are the plans' business."""
         recodes = self._sync_recode or self._recode_tokens > 0
-        return bool(self._queues.requests or self._finisher.failed) or (recodes and self.cache.has_recode_work())
+        return bool(self._queues.requests or self._finisher.failed) or (recodes and self._has_recode_work())
 
     def get(self, request_id: str) -> Request | None:
         """The request of that id, if it is waiting or running."""
@@ -169,7 +169,7 @@ class Scheduler:
         recodes: tuple[RecodeBatch, ...] = ()
         if self._sync_recode or self._recode_tokens:
             begin_ns = self._clock.now_ns()
-            recodes = self.cache.plan_recodes(self._recode_tokens, sync=self._sync_recode, in_step=True)
+            recodes = self._plan_recodes(sync=self._sync_recode)
             self.counters.recode_time_ns += self._clock.now_ns() - begin_ns
         plan = StepPlan(draft.ordered(self.cache), recodes, tuple(draft.preempted))
         if not plan.is_empty and not self.is_silent:
@@ -218,12 +218,19 @@ class Scheduler:
         """What the step that is being run recodes; to be finished after its commits."""
         if not self.recodes:
             return ()
-        return self.cache.plan_recodes(self._recode_tokens, in_step=True)
+        return self._plan_recodes(sync=False)
+
+    def _plan_recodes(self, *, sync: bool) -> tuple[RecodeBatch, ...]:
+        wanted = self._planner.wanted_tokens
+        return self.cache.plan_recodes(self._recode_tokens, sync=sync, in_step=True, wanted_tokens=wanted)
+
+    def _has_recode_work(self) -> bool:
+        return self.cache.has_recode_work(self._planner.wanted_tokens)
 
     @property
     def recodes(self) -> bool:
         """Whether the next plan might recode."""
-        return self._recode_tokens > 0 and self.cache.has_recode_work()
+        return self._recode_tokens > 0 and self._has_recode_work()
 
     def tokens_left(self, request: Request) -> int:
         """Output tokens that a request will still get."""

@@ -114,6 +114,12 @@ class StepPlanner:
             return True
         return queues.blocked_at == (self._cache.room_version, running)
 
+    @property
+    def wanted_tokens(self) -> int:
+        """Native room that the queue's head waits for, 0 where it waits for nothing or for something else."""
+        queues = self._queues
+        return queues.blocked_tokens if queues.blocked_at is not None and queues.num_active < self.max_seqs else 0
+
 
 def parse_limits(values: TunableValues) -> tuple[int, int]:
     """``max_num_batched_tokens`` and ``max_num_seqs``. Raises ValueError for values that are not offered."""

@@ -39,7 +39,7 @@ _FORMAT, _BLOCK, _EVICTION, _KEEP, _BUDGET, _SEQS = range(len(KNOBS))
 _TAIL: Final = 1.64  # of a normal distribution, 95 %
 _ROUNDS: Final = 1
 _NONE, _ALL = np.zeros(1), np.ones(1)
-_MOST_STRANDED: Final = 0.3  # simulated engines that were kept full left 0.3 to 0.45 of the pool, heads included
+_STRANDED_SLABS: Final = 2.0  # of quantised blocks: simulated engines that were kept full left one to three
 _ALMOST: Final = 0.999  # of what can be served: beyond, a queue has no steady state
 
 
@@ -133,7 +133,7 @@ class EffectModel:
         self._windows = [(len(group.layers) / self._layers, group.window) for group in groups]
         formats, sizes = (TUNABLES[name].values for name in ("kv_format", "block_size"))
         price = model.seconds
-        self._slab_tokens = pool_layout(groups, pool_bytes).slab_tokens
+        self._stranded = _STRANDED_SLABS / pool_layout(groups, pool_bytes).num_slabs
         self._capacity = np.array(
             [[pool_capacity(groups, pool_bytes, str(kind), int(size)) for size in sizes] for kind in formats], float
         )
@@ -176,7 +176,7 @@ class EffectModel:
         held = self._hold(settings, seen, pool_scale)
         times = self._times(settings, load, held, time_scale)
         recode_s = (load.prompt.mean + steps) * self._recode_s[kind] * time_scale
-        room = 1 - self.facts.watermark - self._hole(settings, load, held) / pool_scale
+        room = 1 - self.facts.watermark - self._hole(settings, load) / pool_scale
         most_seqs = self._seqs[settings[:, _SEQS]]
 
         # How many decode, if all fitted. What prompts take depends on the room that decodes leave, hence the rounds.
@@ -244,20 +244,16 @@ class EffectModel:
         native = (tokens - lossy + size / 2) / self._capacity[0, block]
         return _Held(tokens, lossy, dropped, (native + lossy / self._capacity[kind, block]) / pool_scale)
 
-    def _hole(self, settings: Places, load: Load, held: _Held) -> Floats:
+    def _hole(self, settings: Places, load: Load) -> Floats:
         """Share of the pool that stays empty while requests wait: nobody passes the one at the head, which waits for
         native room for its whole prompt.
 
-        Quantised blocks leave room where native ones cannot go until a slab is empty, and the engine moves them
-        together only once it has no slab at all. A slab is empty if none of the sequences that share it runs any more,
-        so a prompt larger than a slab waits until a pool with that many of them is as empty as it is large.
+        Quantised blocks leave room where native ones cannot go until a slab is empty. The engine moves them together
+        once that makes a whole slab, so a few stay behind.
         """
         kind, block = settings[:, _FORMAT], settings[:, _BLOCK]
         head = load.prompt.second / load.prompt.mean / 2
-        often, above = load.prompt.beyond(self._slab_tokens)
-        sharing = 1 + self._slab_tokens * self._capacity[kind, block] / self._capacity[0, block] / held.tokens
-        stranded = often * np.minimum(1.0, above / self._capacity[0, block]) ** (1 / sharing)
-        stranded = self._is_lossy[kind] * np.minimum(_MOST_STRANDED, stranded)
+        stranded = self._is_lossy[kind] * self._stranded
         hole: Floats = np.minimum(0.5, stranded + head / self._capacity[0, block])
         return hole
 

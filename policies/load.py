@@ -55,15 +55,6 @@ class Lengths:
         z = (math.log(limit) - self.mu) / (self.sigma or 1e-9)
         return self.mean * _normal(z - self.sigma) + limit * (1 - _normal(z))
 
-    def beyond(self, limit: float) -> tuple[float, float]:
-        """Of all tokens, the share that comes in lengths above the limit, and how far above it those lengths are."""
-        wide, z = self.sigma or 1e-9, math.log(limit) - self.mu
-        share = _normal(self.sigma - z / wide)
-        if share <= 1e-9:
-            return 0.0, 0.0
-        mean = self.second / self.mean * _normal(2 * self.sigma - z / wide) / share
-        return share, max(0.0, mean - limit)
-
     def share_beyond(self, limit: float) -> float:
         """Mean of the share of a length that lies beyond the limit."""
         z = (math.log(limit) - self.mu) / (self.sigma or 1e-9)

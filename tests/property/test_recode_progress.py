@@ -29,6 +29,7 @@ SIZES = [16, 32, 64, 128, 256]
     floors=st.sampled_from([(None,), (None,), ("native", None), (None, "int8", "native")]),
     recent=st.sampled_from([0, 32]),
     budget=st.sampled_from([32, 300]),
+    wanted=st.sampled_from([0, 600, 10**6]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_full_pool_goes_on(
@@ -40,6 +41,7 @@ def test_a_full_pool_goes_on(
     floors: tuple[str | None, ...],
     recent: int,
     budget: int,
+    wanted: int,
 ) -> None:
     world = World(num_slabs=slabs, recent_tokens=recent, recode_tokens=0, values={"block_size": first_size})
     requests = [
@@ -59,7 +61,7 @@ def test_a_full_pool_goes_on(
     for index, (kv_format, block_size) in enumerate(switches):
         world.cache.apply({**world.values, "kv_format": kv_format, "block_size": block_size})
         steps = 0
-        while batches := world.cache.plan_recodes(budget):
+        while batches := world.cache.plan_recodes(budget, wanted_tokens=wanted):
             assert (steps := steps + 1) < 3000, "recoding does not end"
             for batch in batches:
                 assert batch.num_tokens <= max(budget, 256)
