@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.formats import OFFSET_UNIT
+from engine.memory_model import token_bytes
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
 from engine.recoder import Recoder
@@ -104,6 +105,14 @@ class HostBooks:
         """Bytes of a block."""
         return self.pools[group].arena.block_bytes(block.block_class)
 
+    def spare_bytes(self, group: int) -> int:
+        """Bytes that requests could have without losing anything, as far as new tokens could go there: not where slots
+        lie scattered in other classes.
+        """
+        pool = self.pools[group]
+        tokens = pool.available_tokens(self.recoders[group].write_size())
+        return min(_cheap_bytes(pool), int(tokens * token_bytes(pool.arena.shape)))
+
     def host_room_bytes(self, group: int) -> int:
         """Bytes that the host could take, cached ones given up."""
         host = self.hosts[group]
@@ -132,7 +141,7 @@ def total_bytes(pool: BlockPool) -> int:
     return pool.arena.num_slabs * pool.arena.slab_units * OFFSET_UNIT
 
 
-def cheap_bytes(pool: BlockPool) -> int:
+def _cheap_bytes(pool: BlockPool) -> int:
     """Bytes of a device pool that requests could have without losing anything."""
     reserve = pool.reserve_slabs * pool.arena.slab_units * OFFSET_UNIT
     return total_bytes(pool) - reserve - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes

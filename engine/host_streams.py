@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engine.cache_sequence import CacheSequence
-from engine.host_books import HostBooks, Move, cheap_bytes, total_bytes
+from engine.host_books import HostBooks, Move, total_bytes
 from engine.offload_cost import OffloadCost
 from engine.pool_block import DEVICE, HOST, Block
 from engine.stream_layout import stream_slot_bytes
@@ -115,7 +115,7 @@ class HostStreams:
         books = self._books
         for group, source, sequence in list(self._streamed()):
             pool = books.pools[group]
-            if cheap_bytes(pool) - books.size(group, source) < _PROMOTE_SHARE * total_bytes(pool):
+            if books.spare_bytes(group) - books.size(group, source) < _PROMOTE_SHARE * total_bytes(pool):
                 continue
             if source.offset in books.targets[group]:
                 continue

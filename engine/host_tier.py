@@ -16,15 +16,10 @@ from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
-<<<<<<< HEAD
 from engine.host_books import HostBooks, Move
 from engine.host_flights import HostFlights
 from engine.host_loads import HostLoads
 from engine.host_streams import HostStreams
-=======
-from engine.formats import OFFSET_UNIT
-from engine.memory_model import token_bytes
->>>>>>> 61f255641211ebe342e8ce86802b5923539391ae
 from engine.offload_cost import OffloadCost
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_cache import PrefixCache
@@ -107,91 +102,11 @@ class HostTier:
         """
         if not self.enabled or self._is_host_full() or sequence.is_parked or sequence.serial in self._loads:
             return False
-<<<<<<< HEAD
         going = self.streams.press(sequence, needed)
         for group, blocks in enumerate(going or ()):
             for block in blocks:
                 self.released(group, block)
         return going is not None
-=======
-        going = [self._oldest(sequence, group, size) for group, size in enumerate(needed)]
-        if not any(going) or not self._can_stream(going):
-            return False
-        for group, (blocks, size) in enumerate(zip(going, needed, strict=True)):
-            own = sum(self._size(group, block) for block in blocks)
-            if own < size or own > self.host_room_bytes(group):
-                return False
-        for group, blocks in enumerate(going):
-            if blocks:
-                self._stream_below(sequence, group, blocks[-1].end)
-                for block in blocks:
-                    self.released(group, block)
-        return True
-
-    def _oldest(self, sequence: CacheSequence, group: int, num_bytes: int) -> list[Block]:
-        """The next blocks of a sequence to go to the host, worth ``num_bytes`` or all there are."""
-        table, found = sequence.tables[group], list[Block]()
-        limit = sequence.committed - self._recoders[group].recent_tokens
-        for index in range(table.index_from(sequence.host_below[group]), len(table.blocks)):
-            block = table.blocks[index]
-            if num_bytes <= 0 or block.end > limit or not self._is_settled(group, block):
-                break
-            if len(block.holders) > 1 or block.is_pinned or block.tier == HOST:
-                break
-            found.append(block)
-            num_bytes -= self._size(group, block)
-        return found
-
-    def _streamed(self) -> Iterator[tuple[int, Block, CacheSequence]]:
-        """What running sequences attend on the host, or may have there soon, newest first; for each of them."""
-        for serial in list(self._streaming):
-            sequence = self._sequences.get(serial)
-            if sequence is None:
-                del self._streaming[serial]
-                continue
-            found = False
-            for group, table in enumerate(sequence.tables):
-                for block in reversed(table.blocks):
-                    if block.tier == HOST or block.end <= sequence.host_below[group]:
-                        found = True
-                        yield group, block, sequence
-            if not found:
-                del self._streaming[serial]
-                sequence.host_below = [0] * len(sequence.tables)
-
-    def _can_stream(self, staying: Sequence[Sequence[Block]]) -> bool:
-        """Whether the link can bring these, and all that is streamed already, in the time of a step."""
-        num_bytes = 0
-        slots = [0] * len(self._pools)
-        more = [(group, block) for group, blocks in enumerate(staying) for block in blocks]
-        for group, block in (*((group, block) for group, block, _ in self._streamed()), *more):
-            shape, kv_format = self._pools[group].arena.shape, block.block_class.format
-            num_bytes += self._size(group, block)
-            slots[group] += block.size // kv_format.tile_tokens * stream_slot_bytes(shape, kv_format)
-        fits = all(need <= size for need, size in zip(slots, self._stream_buffers, strict=True))
-        return fits and num_bytes <= self.cost.stream_bytes()
-
-    def _promotions(self) -> Iterator[tuple[int, Block, Block]]:
-        """Streamed blocks come back while there is room to spare."""
-        for group, source, sequence in list(self._streamed()):
-            pool = self._pools[group]
-            if self._spare_bytes(group) - self._size(group, source) < _PROMOTE_SHARE * _total_bytes(pool):
-                continue
-            if source.offset in self._targets[group]:
-                continue
-            if source.tier == DEVICE:
-                self._stream_below(sequence, group, source.first)
-                continue
-            if source.in_transfer:
-                return  # it has only just left
-            target = pool.take(source.block_class, source.first, keep_slabs=pool.reserve_slabs)
-            if target is None:
-                return
-            self._stream_below(sequence, group, source.first)
-            target.in_transfer = True
-            self._targets[group][source.offset] = target
-            yield group, source, target
->>>>>>> 61f255641211ebe342e8ce86802b5923539391ae
 
     # -- loads ----------------------------------------------------------------------------------------------------
 
@@ -275,24 +190,6 @@ class HostTier:
             return False
         return pool.arena.num_free_slabs < _FREE_SHARE * pool.arena.num_slabs
 
-<<<<<<< HEAD
-=======
-    @staticmethod
-    def _cheap_bytes(pool: BlockPool) -> int:
-        """Bytes that requests could have without losing anything."""
-        reserve = pool.reserve_slabs * pool.arena.slab_units * OFFSET_UNIT
-        return _total_bytes(pool) - reserve - pool.resident_bytes + pool.idle.num_bytes - pool.unshadowed_bytes
-
-    def _spare_bytes(self, group: int) -> int:
-        """The same, as far as new tokens could go there: not where slots lie scattered in other classes."""
-        pool, size = self._pools[group], self._recoders[group].write_size()
-        tokens = pool.available_tokens(size)
-        return min(self._cheap_bytes(pool), int(tokens * token_bytes(pool.arena.shape)))
-
-    def _host_version(self) -> int:
-        return sum(host.version for host in self._hosts)
-
->>>>>>> 61f255641211ebe342e8ce86802b5923539391ae
     def _is_host_full(self) -> bool:
         return self._blocked_at is not None and self._blocked_at == self.books.host_version()
 
