@@ -51,9 +51,9 @@ class Context:
 
 
 class Bench:
-    """A loaded model, its profile and its live engine: what the fidelity rows share."""
+    """A loaded model, its profile and its live engine with a KV pool: what the fidelity rows share."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, pool_bytes: int = POOL_BYTES) -> None:
         import torch  # noqa: PLC0415
 
         from engine.loader import load_model  # noqa: PLC0415
@@ -63,7 +63,8 @@ class Bench:
         torch.set_num_threads(1)
         self.context = context
         self._loaded = load_model(context.model)
-        self.live: LiveEngineRun = LiveEngineRun(self._loaded, POOL_BYTES, cpu_time=context.cpu_time)
+        self.pool_bytes = pool_bytes
+        self.live: LiveEngineRun = LiveEngineRun(self._loaded, pool_bytes, cpu_time=context.cpu_time)
         self.profile = self.measure()
 
     def measure(self) -> Profile:
@@ -78,7 +79,7 @@ class Bench:
 
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
         longest = self.profile.model.max_model_len
-        return SimOptions(POOL_BYTES, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
+        return SimOptions(self.pool_bytes, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
 
     def case(
         self,

@@ -18,12 +18,12 @@ from envs.signals import Targets
 from envs.simulator import SimOptions, Simulator
 from envs.workload.trace import Trace, from_requests
 
-FIGURES: Final = ("tpot", "e2e", "ttft_p90", "throughput")
+FIGURES: Final = ("tpot", "e2e", "ttft_p90", "throughput", "e2e_mean")
 
 
 def figures(records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Median TPOT, median E2E and 90th percentile TTFT in seconds, output tokens per second. Raises ValueError when
-    nothing was completed.
+    """Median TPOT, median and mean E2E and 90th percentile TTFT in seconds, output tokens per second. Raises ValueError
+    when nothing was completed.
     """
     done = [record for record in records if record.status == "completed" and record.e2e_s is not None]
     if not done:
@@ -34,6 +34,7 @@ def figures(records: Sequence[RequestRecord]) -> dict[str, float]:
     return {
         "tpot": statistics.median([record.tpot_s for record in done if record.tpot_s is not None] or [0.0]),
         "e2e": statistics.median(record.e2e_s or 0.0 for record in done),
+        "e2e_mean": statistics.fmean(record.e2e_s or 0.0 for record in done),
         "ttft_p90": ttfts[max(0, math.ceil(0.9 * len(ttfts)) - 1)],
         "throughput": sum(record.output_tokens for record in done) / (last - first),
     }
