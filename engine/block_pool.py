@@ -16,7 +16,8 @@ anything. Only a sequence that is alone may have them, so that it always ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from engine.arena import Arena, IntegrityError
 from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
@@ -142,17 +143,47 @@ class BlockPool:
 
         ``keep_slabs``: how many slabs must stay free. ``spare_shadows``: not at the expense of shadows.
         """
+        found = self.take_run(
+            block_class, first, 1, keep_slabs=keep_slabs, avoid_slab=avoid_slab, spare_shadows=spare_shadows
+        )
+        return found[0] if found else None
+
+    def take_run(
+        self,
+        block_class: BlockClass,
+        first: int,
+        number: int,
+        *,
+        keep_slabs: int,
+        avoid_slab: int = -1,
+        spare_shadows: bool = False,
+    ) -> list[Block]:
+        """As many times :meth:`take`, for one position after the other; fewer blocks where that fails."""
+        blocks: list[Block] = []
+        size, known, tier = block_class.block_size, self.blocks, self.tier
         while True:
-            offset = self.arena.allocate(block_class, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
-            if offset is not None:
-                break
+            missing = number - len(blocks)
+            offsets = self.arena.allocate_run(block_class, missing, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
+            for offset in offsets:
+                block = known[offset] = Block(offset, block_class, first, tier=tier)
+                blocks.append(block)
+                first += size
+            if offsets:
+                self._slabs_changed(offsets)
+                if len(offsets) == missing:
+                    break
             if not self._reclaim(block_class, avoid_slab, spare_shadows=spare_shadows):
-                return None
-        block = self.blocks[offset] = Block(offset, block_class, first, tier=self.tier)
-        self.class_counts[block_class] = self.class_counts.get(block_class, 0) + 1
-        self.resident_bytes += self.arena.block_bytes(block_class)
-        self.idle.slab_changed(self.arena.slab_of(offset))
-        return block
+                break
+        if blocks:
+            self.class_counts[block_class] = self.class_counts.get(block_class, 0) + len(blocks)
+            self.resident_bytes += len(blocks) * self.arena.block_bytes(block_class)
+        return blocks
+
+    def _slabs_changed(self, offsets: Sequence[int]) -> None:
+        """Blocks were allocated or freed."""
+        if self.idle.blocks:
+            for slab in {self.arena.slab_of(offset) for offset in offsets}:
+                self.idle.slab_changed(slab)
 
     def fill(self, block: Block, filled: int) -> None:
         """``filled`` tokens of the block are committed now."""
@@ -167,17 +198,29 @@ class BlockPool:
 
     def drop(self, block: Block, sequence: int) -> None:
         """A sequence's table lets go of the block."""
-        if sequence not in block.holders:
-            raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
-        del block.holders[sequence]
-        block.last_used = self._ticks.next()
-        if block.nodes:
-            self.lives.let_go(block)
-            if not block.holders:
-                self.idle.rank(block)
-        self.settle(block)
-        if block.holders and self.released is not None:
-            self.released(block)
+        self.drop_all((block,), sequence)
+
+    def drop_all(self, blocks: Iterable[Block], sequence: int) -> None:
+        """A sequence's table lets go of blocks, in this order."""
+        unused: list[Block] = []
+        for block in blocks:
+            holders = block.holders
+            if sequence not in holders:
+                raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
+            del holders[sequence]
+            block.last_used = self._ticks.next()
+            if block.nodes:
+                self.lives.let_go(block)
+                if not holders:
+                    self.idle.rank(block)
+            elif not holders and self._is_free(block):
+                unused.append(block)
+                continue
+            self.settle(block)
+            if holders and self.released is not None:
+                self.released(block)
+        if unused:
+            self._free(unused)
 
     def unpin(self, block: Block, pin: int) -> None:
         """A pin lets go of the block. That is no use of it: it is as old as it was."""
@@ -195,7 +238,7 @@ class BlockPool:
             self._pool_of(block).settle(block)
         elif block.holders or block.in_recode or block.in_transfer:
             self._not_idle(block)
-        elif block.nodes or (self.tier == HOST and block.twin is not None):
+        elif not self._is_free(block):
             if block not in self.idle:
                 self.idle.catch_up(block)
                 self.idle.add(block)
@@ -204,7 +247,17 @@ class BlockPool:
                     self.unshadowed[block.offset] = block
                     self.unshadowed_bytes += self.arena.block_bytes(block.block_class)
         else:
-            self._free(block)
+            self._free((block,))
+
+    def _is_free(self, block: Block) -> bool:
+        """Whether nothing keeps a block of this tier that nobody holds."""
+        return not (
+            block.nodes
+            or block.in_recode
+            or block.in_transfer
+            or block.tier != self.tier
+            or (block.twin is not None and self.tier == HOST)
+        )
 
     def _pool_of(self, block: Block) -> BlockPool:
         if block.tier == self.tier:
@@ -269,25 +322,29 @@ class BlockPool:
         for block in self.idle:
             self._give_up(block, CLEARED)
 
-    def _free(self, block: Block) -> None:
-        if block.offset in self.idle.blocks:
-            self._not_idle(block)
-        if block.is_stale:
-            self.unmark_stale(block)
-        if block.twin is not None and self.tier == DEVICE:
-            self.unlink(block)
-        del self.blocks[block.offset]
-        if block.filled:
-            self.class_tokens[block.block_class] -= block.filled
-        count = self.class_counts[block.block_class] - 1
-        if count:
-            self.class_counts[block.block_class] = count
-        else:
-            del self.class_counts[block.block_class]
-        self.resident_bytes -= self.arena.block_bytes(block.block_class)
-        self.arena.free(block.offset)
-        self.version += 1
-        self.idle.slab_changed(self.arena.slab_of(block.offset))
+    def _free(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            if block.offset in self.idle.blocks:
+                self._not_idle(block)
+            if block.is_stale:
+                self.unmark_stale(block)
+            if block.twin is not None and self.tier == DEVICE:
+                self.unlink(block)
+            del self.blocks[block.offset]
+        for block_class, run in groupby(blocks, key=_class_of):
+            tokens = [block.filled for block in run]
+            if any(tokens):
+                self.class_tokens[block_class] -= sum(tokens)
+            count = self.class_counts[block_class] - len(tokens)
+            if count:
+                self.class_counts[block_class] = count
+            else:
+                del self.class_counts[block_class]
+            self.resident_bytes -= len(tokens) * self.arena.block_bytes(block_class)
+        offsets = [block.offset for block in blocks]
+        self.arena.free_run(offsets)
+        self.version += len(blocks)
+        self._slabs_changed(offsets)
 
     # -- idle blocks ----------------------------------------------------------------------------------------------
 
@@ -384,6 +441,10 @@ class BlockPool:
             if not self.stale[slab]:
                 del self.stale[slab]
             self.stale_bytes -= self.arena.block_bytes(block.block_class)
+
+
+def _class_of(block: Block) -> BlockClass:
+    return block.block_class
 
 
 def _sizes_at(position: int, block_size: int) -> list[int]:

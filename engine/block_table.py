@@ -56,6 +56,13 @@ class BlockTable:
         self.blocks.append(block)
         self.stops.append(stop)
 
+    def extend(self, blocks: Sequence[Block], version: int) -> None:
+        """Add the next blocks, whole."""
+        if blocks:
+            self._changed(max(0, len(self.blocks) - 1), version)
+            self.blocks += blocks
+            self.stops += [block.first + block.block_class[1] for block in blocks]
+
     def pop(self, version: int) -> Block:
         """Undo the last ``append``."""
         stop = self.stops.pop()

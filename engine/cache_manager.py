@@ -244,8 +244,9 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         del self._sequences[sequence.serial]
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
             recoder.num_floored -= sequence.is_floored
-            for block in reversed(sequence.tables[group].blocks):  # the end of a prefix is given up before its start
-                pool.drop(block, sequence.serial)
+            blocks = sequence.tables[group].blocks[::-1]  # the end of a prefix is given up before its start
+            pool.drop_all(blocks, sequence.serial)
+            for block in blocks:
                 if block.holders or block.nodes:
                     recoder.consider(block)
 

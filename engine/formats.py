@@ -36,6 +36,9 @@ __all__ = [
 CHUNK_TOKENS = NATIVE_TILE_TOKENS  # prefix hashes, block starts and evictions all count in these
 
 
+_LOSSIEST = max(kind.lossiness for kind in FORMATS)
+
+
 class BlockClass(NamedTuple):
     """(format, block size). ``kv_format`` is the format's *name*, so that classes compare, hash and copy as values."""
 
@@ -72,7 +75,7 @@ def class_for(kv_format: str, block_size: int) -> BlockClass:
 def lossiness_of(kv_format: str | None) -> int:
     """Order of a format by name, 0 for native. None (no floor) is the lossiest offered."""
     if kv_format is None:
-        return max(kind.lossiness for kind in FORMATS)
+        return _LOSSIEST
     if kv_format not in FORMAT_BY_NAME:
         raise ValueError(f"kv_format {kv_format!r} is not offered; choose one of {', '.join(FORMAT_BY_NAME)}")
     return FORMAT_BY_NAME[kv_format].lossiness
