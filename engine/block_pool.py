@@ -21,7 +21,7 @@ from itertools import groupby
 
 from engine.arena import Arena, IntegrityError
 from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
-from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
+from engine.formats import BLOCK_SIZES, NATIVE_CLASSES, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_policy import PrefixPolicy
@@ -85,23 +85,26 @@ class BlockPool:
         At each position the largest size up to ``block_size`` that divides it and has room; when the pool has no slab
         left to cut, then smaller ones, then larger ones, out of slabs that are cut already.
         """
-        primary = BlockClass(NATIVE.name, block_size)
-        slots = {block_size: self.arena.free_slots(primary) + self.idle.num_of(primary)}
-        slabs = self._spare_slabs(primary, keep_slabs)
-        blocks = -(-(stop - start) // block_size)
-        if start % block_size == 0 and blocks <= slots[block_size] + slabs * self.arena.per_slab(primary):
+        primary = NATIVE_CLASSES[block_size]
+        ready = self.arena.free_slots(primary) + self.idle.num_of(primary)
+        blocks, is_even = -(-(stop - start) // block_size), start % block_size == 0
+        if is_even and blocks <= ready:
             return [block_size] * blocks  # the usual case: room for the size that is wanted, wherever
+        slabs = self._spare_slabs(primary, keep_slabs)
+        if is_even and blocks <= ready + slabs * self.arena.per_slab(primary):
+            return [block_size] * blocks
+        slots = {block_size: ready}
         sizes: list[int] = []
         position = start
         while position < stop:
             for size in _sizes_at(position, block_size):
                 room = slots.get(size)
                 if room is None:
-                    other = BlockClass(NATIVE.name, size)
+                    other = NATIVE_CLASSES[size]
                     room = self.arena.free_slots(other) + self.idle.num_outside_whole_slabs(other)
                 if not room and slabs:
                     slabs -= 1
-                    room = self.arena.per_slab(BlockClass(NATIVE.name, size))
+                    room = self.arena.per_slab(NATIVE_CLASSES[size])
                 slots[size] = room
                 if room:
                     slots[size] = room - 1
@@ -114,13 +117,13 @@ class BlockPool:
 
     def available_tokens(self, block_size: int) -> int:
         """Native tokens that new blocks up to ``block_size`` could hold now, idle cached blocks given up."""
-        block_class = BlockClass(NATIVE.name, block_size)
+        block_class = NATIVE_CLASSES[block_size]
         blocks = self.arena.free_slots(block_class) + self.idle.num_of(block_class)
         tokens = (
             blocks + self._spare_slabs(block_class, self.reserve_slabs) * self.arena.per_slab(block_class)
         ) * block_size
         for size in BLOCK_SIZES[: BLOCK_SIZES.index(block_size)]:
-            tokens += self.arena.free_slots(BlockClass(NATIVE.name, size)) * size
+            tokens += self.arena.free_slots(NATIVE_CLASSES[size]) * size
         return tokens
 
     def _spare_slabs(self, block_class: BlockClass, keep_slabs: int) -> int:
@@ -190,6 +193,22 @@ class BlockPool:
         kind = block.block_class
         self.class_tokens[kind] = self.class_tokens.get(kind, 0) + filled - block.filled
         block.filled = filled
+
+    def fill_to(self, blocks: Sequence[Block], stop: int) -> None:
+        """All tokens of blocks below position ``stop`` are committed now. What is not whole has no use for a copy."""
+        for kind, run in groupby(blocks, key=_class_of):
+            size, grown = kind.block_size, 0
+            for block in run:
+                filled = stop - block.first
+                if filled > size:
+                    filled = size
+                if filled > block.filled:
+                    grown += filled - block.filled
+                    block.filled = filled
+                    if block.twin is not None:
+                        self.unlink(block)
+            if grown:
+                self.class_tokens[kind] = self.class_tokens.get(kind, 0) + grown
 
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""

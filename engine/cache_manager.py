@@ -10,6 +10,7 @@ resident block. Tokens generated after an eviction never enter the cache. Block 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -327,18 +328,14 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
+        start = before // CHUNK_TOKENS * CHUNK_TOKENS
         for pool, recoder, table in zip(self._pools, self._recoders, sequence.tables, strict=True):
-            for index in range(len(table.blocks) - 1, -1, -1):
-                block = table.blocks[index]
-                if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
-                    break
-                filled = min(block.size, done - block.first)
-                if filled > block.filled:
-                    pool.fill(block, filled)
-                    if block.twin is not None:
-                        pool.unlink(block)  # a copy of less than that is worth nothing
-                if table.hidden and block.is_sealed:
-                    recoder.consider(block)  # parts of it were dropped while it grew
+            blocks = table.blocks[bisect_right(table.stops, start) :]
+            pool.fill_to(blocks, done)
+            if table.hidden:
+                for block in reversed(blocks):
+                    if block.is_sealed:
+                        recoder.consider(block)  # parts of it were dropped while it grew
 
     # -- settings -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from kernels.layout import (
     BLOCK_SIZES,
@@ -22,6 +23,7 @@ __all__ = [
     "FORMATS",
     "FORMAT_BY_NAME",
     "NATIVE",
+    "NATIVE_CLASSES",
     "NATIVE_TILE_TOKENS",
     "OFFSET_UNIT",
     "QUANT_TILE_TOKENS",
@@ -52,6 +54,9 @@ class BlockClass(NamedTuple):
     @property
     def lossiness(self) -> int:
         return FORMAT_BY_NAME[self.kv_format].lossiness
+
+
+NATIVE_CLASSES: Final[Mapping[int, BlockClass]] = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
 def parse_block_size(block_size: object) -> int:

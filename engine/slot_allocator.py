@@ -8,10 +8,8 @@ from itertools import groupby
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.dropped_report import DroppedReport
-from engine.formats import BLOCK_SIZES, NATIVE, BlockClass
+from engine.formats import NATIVE_CLASSES
 from engine.versions import Versions
-
-_NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
 class SlotAllocator:
@@ -28,10 +26,10 @@ class SlotAllocator:
         """Sizes of the blocks that a sequence (None: a new one) needs up to ``end``, at most the group's in
         ``block_sizes``; None where there is no room.
         """
-        start = [table.capacity for table in sequence.tables] if sequence is not None else [0] * len(self._pools)
         sizes: list[list[int]] = []
-        for pool, capacity, block_size in zip(self._pools, start, block_sizes, strict=True):
-            planned = pool.plan_blocks(capacity, end, block_size, keep_slabs=keep_slabs)
+        for group, pool in enumerate(self._pools):
+            start = sequence.tables[group].capacity if sequence is not None else 0
+            planned = pool.plan_blocks(start, end, block_sizes[group], keep_slabs=keep_slabs)
             if planned is None:
                 return None
             sizes.append(planned)
@@ -43,7 +41,7 @@ class SlotAllocator:
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
             for size, run in groupby(sizes[group]):
                 number = len(list(run))
-                blocks = pool.take_run(_NATIVE_CLASSES[size], table.capacity, number, keep_slabs=keep_slabs)
+                blocks = pool.take_run(NATIVE_CLASSES[size], table.capacity, number, keep_slabs=keep_slabs)
                 for block in blocks:
                     block.holders[sequence.serial] = None  # fresh: there is no list to take it from
                 table.extend(blocks, self._versions.next())
