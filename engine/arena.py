@@ -130,7 +130,7 @@ class Arena:
             # A slab that was the fullest is so all the more with less room: the next block comes from it as well.
             slab = self._slabs[index]
             before, free = state.per_slab - slab.used, slab.free
-            taken = before if before < number else number
+            taken = min(before, number)
             start = index * self.slab_units
             for _ in range(taken):
                 lowest = free & -free

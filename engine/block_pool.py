@@ -199,9 +199,7 @@ class BlockPool:
         for kind, run in groupby(blocks, key=_class_of):
             size, grown = kind.block_size, 0
             for block in run:
-                filled = stop - block.first
-                if filled > size:
-                    filled = size
+                filled = min(size, stop - block.first)
                 if filled > block.filled:
                     grown += filled - block.filled
                     block.filled = filled

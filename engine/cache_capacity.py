@@ -64,6 +64,8 @@ class CapacityFace:
         """
         sequence = self._by_request.get(request.request_id)
         missing = request.num_tokens - (sequence.capacity if sequence is not None else 0)
+        if missing <= 0 and self._tier is None:
+            return 0
         floor = lossiness_of(request.cache.kv_format_floor)
         block_size = max([recoder.write_size(floor) for recoder in self._recoders])
         on_host = 0

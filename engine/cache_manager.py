@@ -206,19 +206,19 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
-        while not self._allocate(request, num_new_tokens, use_reserve=use_reserve):
-            if not ((use_reserve or end_pins) and self.pins.give_way()):
-                return False
-        return True
-
-    def _allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool) -> bool:
-        sequence = self._by_request.get(request.request_id)
-        end = request.num_computed_tokens + num_new_tokens
+        sequence, end = self._by_request.get(request.request_id), request.num_computed_tokens + num_new_tokens
         if sequence is not None and end <= sequence.capacity:
             if end < sequence.end:
                 self._slots.trim(sequence, end)  # an earlier plan that asked for more was not run
             sequence.end = end
             return True
+        while not self._grow(request, sequence, end, use_reserve=use_reserve):
+            if not ((use_reserve or end_pins) and self.pins.give_way()):
+                return False
+        return True
+
+    def _grow(self, request: Request, sequence: CacheSequence | None, end: int, *, use_reserve: bool) -> bool:
+        """Blocks up to a position for a sequence; None: a new one."""
         keep_slabs = 0 if use_reserve else RESERVE_SLABS
         floor = lossiness_of(request.cache.kv_format_floor)
         write_sizes = [recoder.write_size(floor) for recoder in self._recoders]
@@ -273,13 +273,13 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         or the prompt was completed or settings changed.
         """
         sequence = self._by_request[request.request_id]
-        can_choose = self._evictor.observe(sequence, mass)
+        can_choose = mass is not None and self._evictor.observe(sequence, mass)
         before = sequence.committed
         sequence.committed = num_computed
         if sequence.hit_tokens:
             self._uses.count_hit(sequence, request)
-        same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         ends_prompt = before < len(request.prompt_ids) <= num_computed
+        same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         if same_chunk and sequence.epoch == self._epoch and not ends_prompt and not can_choose:
             return
         sequence.epoch = self._epoch

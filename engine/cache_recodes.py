@@ -33,7 +33,7 @@ class RecodesFace:
 
     def has_recode_work(self) -> bool:
         """Whether blocks wait for recoding and there may be room for it."""
-        return any([recoder.has_work for recoder in self._recoders])
+        return any(recoder.has_work for recoder in self._recoders)
 
     def plan_recodes(self, budget_tokens: int, *, sync: bool = False, in_step: bool = False) -> tuple[RecodeBatch, ...]:
         """Conversions to run now, up to ``budget_tokens`` in each group (a token counts once in every group).
