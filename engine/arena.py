@@ -8,6 +8,8 @@ the lowest slot: a deterministic order. Sets of slabs and slots are integers use
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.formats import OFFSET_UNIT, BlockClass, KVShape
 from engine.memory_model import block_bytes
 
@@ -110,26 +112,46 @@ class Arena:
 
         A fresh slab is cut only while more than ``keep_slabs`` are free; ``avoid_slab`` is never chosen.
         """
+        found = self.allocate_run(block_class, 1, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
+        return found[0] if found else None
+
+    def allocate_run(
+        self, block_class: BlockClass, number: int, *, keep_slabs: int = 0, avoid_slab: int = -1
+    ) -> list[int]:
+        """Offsets of ``number`` free blocks, fewer where room ends: as many times :meth:`allocate`."""
         state = self._classes.get(block_class) or self._class(block_class)
-        index = self._partial_slab(state, avoid_slab) if state.counts else -1
-        if index < 0:
-            if self.num_free_slabs <= keep_slabs:
-                return None
-            index = lowest_bit(self._free_slabs)
-            self._free_slabs &= ~(1 << index)
-            self.num_free_slabs -= 1
+        offsets: list[int] = []
+        while number:
+            index = self._partial_slab(state, avoid_slab) if state.counts else -1
+            if index < 0:
+                if self.num_free_slabs <= keep_slabs:
+                    break
+                index = self._cut(state, block_class)
+            # A slab that was the fullest is so all the more with less room: the next block comes from it as well.
             slab = self._slabs[index]
-            slab.block_class, slab.free, slab.used = block_class, (1 << state.per_slab) - 1, 0
-            state.free_slots += state.per_slab
-            state.move(1 << index, 0, state.per_slab)
+            before, free = state.per_slab - slab.used, slab.free
+            taken = min(before, number)
+            start = index * self.slab_units
+            for _ in range(taken):
+                lowest = free & -free
+                free ^= lowest
+                offsets.append(start + (lowest.bit_length() - 1) * state.block_units)
+            slab.free = free
+            slab.used += taken
+            state.free_slots -= taken
+            state.move(1 << index, before, before - taken)
+            number -= taken
+        return offsets
+
+    def _cut(self, state: _Class, block_class: BlockClass) -> int:
+        """Hand the lowest free slab to a class; returns its index. It is not listed by free slots yet."""
+        index = lowest_bit(self._free_slabs)
+        self._free_slabs &= ~(1 << index)
+        self.num_free_slabs -= 1
         slab = self._slabs[index]
-        lowest = slab.free & -slab.free
-        slot = lowest.bit_length() - 1
-        slab.free ^= lowest
-        state.move(1 << index, state.per_slab - slab.used, state.per_slab - slab.used - 1)
-        slab.used += 1
-        state.free_slots -= 1
-        return index * self.slab_units + slot * state.block_units
+        slab.block_class, slab.free, slab.used = block_class, (1 << state.per_slab) - 1, 0
+        state.free_slots += state.per_slab
+        return index
 
     @staticmethod
     def _partial_slab(state: _Class, avoid_slab: int) -> int:
@@ -145,20 +167,38 @@ class Arena:
 
     def free(self, offset: int) -> None:
         """Give a block back; its slab too when that was the last. Raises IntegrityError if it is not allocated."""
-        index = offset // self.slab_units
-        slab = self._slabs[index] if 0 <= index < self.num_slabs else _Slab()
+        self.free_run((offset,))
+
+    def free_run(self, offsets: Iterable[int]) -> None:
+        """As many times :meth:`free`."""
+        slots: dict[int, int] = {}  # slab -> mask of those that come back
+        slab_units = self.slab_units
+        for offset in offsets:
+            index = offset // slab_units
+            slab = self._slabs[index] if 0 <= index < self.num_slabs else _Slab()
+            if slab.block_class is None:
+                raise IntegrityError(f"offset {offset} is freed but its slab is free")
+            state = self._classes[slab.block_class]
+            slot, rest = divmod(offset - index * slab_units, state.block_units)
+            back = slots.get(index, 0)
+            if rest or slot >= state.per_slab or (slab.free | back) >> slot & 1:
+                raise IntegrityError(f"offset {offset} is freed but not an allocated block of {slab.block_class}")
+            slots[index] = back | 1 << slot
+        for index, back in slots.items():
+            self._give_back(index, back)
+
+    def _give_back(self, index: int, slots: int) -> None:
+        """Slots of a slab, as a mask, are free again."""
+        slab = self._slabs[index]
         if slab.block_class is None:
-            raise IntegrityError(f"offset {offset} is freed but its slab is free")
+            return
         state = self._classes[slab.block_class]
-        slot, rest = divmod(offset - index * self.slab_units, state.block_units)
-        if rest or slot >= state.per_slab or slab.free >> slot & 1:
-            raise IntegrityError(f"offset {offset} is freed but not an allocated block of {slab.block_class}")
-        slab.used -= 1
-        slab.free |= 1 << slot
-        state.free_slots += 1
-        before = state.per_slab - slab.used - 1
+        before, number = state.per_slab - slab.used, slots.bit_count()
+        slab.used -= number
+        slab.free |= slots
+        state.free_slots += number
         if slab.used:
-            state.move(1 << index, before, before + 1)
+            state.move(1 << index, before, before + number)
             return
         state.move(1 << index, before, 0)
         state.free_slots -= state.per_slab

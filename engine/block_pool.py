@@ -16,11 +16,12 @@ anything. Only a sequence that is alone may have them, so that it always ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 
 from engine.arena import Arena, IntegrityError
 from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
-from engine.formats import BLOCK_SIZES, NATIVE, OFFSET_UNIT, BlockClass
+from engine.formats import BLOCK_SIZES, NATIVE_CLASSES, OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import DEVICE, HOST, Block
 from engine.prefix_policy import PrefixPolicy
@@ -84,23 +85,26 @@ class BlockPool:
         At each position the largest size up to ``block_size`` that divides it and has room; when the pool has no slab
         left to cut, then smaller ones, then larger ones, out of slabs that are cut already.
         """
-        primary = BlockClass(NATIVE.name, block_size)
-        slots = {block_size: self.arena.free_slots(primary) + self.idle.num_of(primary)}
-        slabs = self._spare_slabs(primary, keep_slabs)
-        blocks = -(-(stop - start) // block_size)
-        if start % block_size == 0 and blocks <= slots[block_size] + slabs * self.arena.per_slab(primary):
+        primary = NATIVE_CLASSES[block_size]
+        ready = self.arena.free_slots(primary) + self.idle.num_of(primary)
+        blocks, is_even = -(-(stop - start) // block_size), start % block_size == 0
+        if is_even and blocks <= ready:
             return [block_size] * blocks  # the usual case: room for the size that is wanted, wherever
+        slabs = self._spare_slabs(primary, keep_slabs)
+        if is_even and blocks <= ready + slabs * self.arena.per_slab(primary):
+            return [block_size] * blocks
+        slots = {block_size: ready}
         sizes: list[int] = []
         position = start
         while position < stop:
             for size in _sizes_at(position, block_size):
                 room = slots.get(size)
                 if room is None:
-                    other = BlockClass(NATIVE.name, size)
+                    other = NATIVE_CLASSES[size]
                     room = self.arena.free_slots(other) + self.idle.num_outside_whole_slabs(other)
                 if not room and slabs:
                     slabs -= 1
-                    room = self.arena.per_slab(BlockClass(NATIVE.name, size))
+                    room = self.arena.per_slab(NATIVE_CLASSES[size])
                 slots[size] = room
                 if room:
                     slots[size] = room - 1
@@ -113,13 +117,13 @@ class BlockPool:
 
     def available_tokens(self, block_size: int) -> int:
         """Native tokens that new blocks up to ``block_size`` could hold now, idle cached blocks given up."""
-        block_class = BlockClass(NATIVE.name, block_size)
+        block_class = NATIVE_CLASSES[block_size]
         blocks = self.arena.free_slots(block_class) + self.idle.num_of(block_class)
         tokens = (
             blocks + self._spare_slabs(block_class, self.reserve_slabs) * self.arena.per_slab(block_class)
         ) * block_size
         for size in BLOCK_SIZES[: BLOCK_SIZES.index(block_size)]:
-            tokens += self.arena.free_slots(BlockClass(NATIVE.name, size)) * size
+            tokens += self.arena.free_slots(NATIVE_CLASSES[size]) * size
         return tokens
 
     def _spare_slabs(self, block_class: BlockClass, keep_slabs: int) -> int:
@@ -142,23 +146,67 @@ class BlockPool:
 
         ``keep_slabs``: how many slabs must stay free. ``spare_shadows``: not at the expense of shadows.
         """
+        found = self.take_run(
+            block_class, first, 1, keep_slabs=keep_slabs, avoid_slab=avoid_slab, spare_shadows=spare_shadows
+        )
+        return found[0] if found else None
+
+    def take_run(
+        self,
+        block_class: BlockClass,
+        first: int,
+        number: int,
+        *,
+        keep_slabs: int,
+        avoid_slab: int = -1,
+        spare_shadows: bool = False,
+    ) -> list[Block]:
+        """As many times :meth:`take`, for one position after the other; fewer blocks where that fails."""
+        blocks: list[Block] = []
+        size, known, tier = block_class.block_size, self.blocks, self.tier
         while True:
-            offset = self.arena.allocate(block_class, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
-            if offset is not None:
-                break
+            missing = number - len(blocks)
+            offsets = self.arena.allocate_run(block_class, missing, keep_slabs=keep_slabs, avoid_slab=avoid_slab)
+            for offset in offsets:
+                block = known[offset] = Block(offset, block_class, first, tier=tier)
+                blocks.append(block)
+                first += size
+            if offsets:
+                self._slabs_changed(offsets)
+                if len(offsets) == missing:
+                    break
             if not self._reclaim(block_class, avoid_slab, spare_shadows=spare_shadows):
-                return None
-        block = self.blocks[offset] = Block(offset, block_class, first, tier=self.tier)
-        self.class_counts[block_class] = self.class_counts.get(block_class, 0) + 1
-        self.resident_bytes += self.arena.block_bytes(block_class)
-        self.idle.slab_changed(self.arena.slab_of(offset))
-        return block
+                break
+        if blocks:
+            self.class_counts[block_class] = self.class_counts.get(block_class, 0) + len(blocks)
+            self.resident_bytes += len(blocks) * self.arena.block_bytes(block_class)
+        return blocks
+
+    def _slabs_changed(self, offsets: Sequence[int]) -> None:
+        """Blocks were allocated or freed."""
+        if self.idle.blocks:
+            for slab in {self.arena.slab_of(offset) for offset in offsets}:
+                self.idle.slab_changed(slab)
 
     def fill(self, block: Block, filled: int) -> None:
         """``filled`` tokens of the block are committed now."""
         kind = block.block_class
         self.class_tokens[kind] = self.class_tokens.get(kind, 0) + filled - block.filled
         block.filled = filled
+
+    def fill_to(self, blocks: Sequence[Block], stop: int) -> None:
+        """All tokens of blocks below position ``stop`` are committed now. What is not whole has no use for a copy."""
+        for kind, run in groupby(blocks, key=_class_of):
+            size, grown = kind.block_size, 0
+            for block in run:
+                filled = min(size, stop - block.first)
+                if filled > block.filled:
+                    grown += filled - block.filled
+                    block.filled = filled
+                    if block.twin is not None:
+                        self.unlink(block)
+            if grown:
+                self.class_tokens[kind] = self.class_tokens.get(kind, 0) + grown
 
     def hold(self, block: Block, sequence: int) -> None:
         """A sequence's table takes the block up."""
@@ -167,17 +215,29 @@ class BlockPool:
 
     def drop(self, block: Block, sequence: int) -> None:
         """A sequence's table lets go of the block."""
-        if sequence not in block.holders:
-            raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
-        del block.holders[sequence]
-        block.last_used = self._ticks.next()
-        if block.nodes:
-            self.lives.let_go(block)
-            if not block.holders:
-                self.idle.rank(block)
-        self.settle(block)
-        if block.holders and self.released is not None:
-            self.released(block)
+        self.drop_all((block,), sequence)
+
+    def drop_all(self, blocks: Iterable[Block], sequence: int) -> None:
+        """A sequence's table lets go of blocks, in this order."""
+        unused: list[Block] = []
+        for block in blocks:
+            holders = block.holders
+            if sequence not in holders:
+                raise IntegrityError(f"sequence {sequence} does not hold block {block.offset} of tier {block.tier}")
+            del holders[sequence]
+            block.last_used = self._ticks.next()
+            if block.nodes:
+                self.lives.let_go(block)
+                if not holders:
+                    self.idle.rank(block)
+            elif not holders and self._is_free(block):
+                unused.append(block)
+                continue
+            self.settle(block)
+            if holders and self.released is not None:
+                self.released(block)
+        if unused:
+            self._free(unused)
 
     def unpin(self, block: Block, pin: int) -> None:
         """A pin lets go of the block. That is no use of it: it is as old as it was."""
@@ -195,7 +255,7 @@ class BlockPool:
             self._pool_of(block).settle(block)
         elif block.holders or block.in_recode or block.in_transfer:
             self._not_idle(block)
-        elif block.nodes or (self.tier == HOST and block.twin is not None):
+        elif not self._is_free(block):
             if block not in self.idle:
                 self.idle.catch_up(block)
                 self.idle.add(block)
@@ -204,7 +264,17 @@ class BlockPool:
                     self.unshadowed[block.offset] = block
                     self.unshadowed_bytes += self.arena.block_bytes(block.block_class)
         else:
-            self._free(block)
+            self._free((block,))
+
+    def _is_free(self, block: Block) -> bool:
+        """Whether nothing keeps a block of this tier that nobody holds."""
+        return not (
+            block.nodes
+            or block.in_recode
+            or block.in_transfer
+            or block.tier != self.tier
+            or (block.twin is not None and self.tier == HOST)
+        )
 
     def _pool_of(self, block: Block) -> BlockPool:
         if block.tier == self.tier:
@@ -269,25 +339,29 @@ class BlockPool:
         for block in self.idle:
             self._give_up(block, CLEARED)
 
-    def _free(self, block: Block) -> None:
-        if block.offset in self.idle.blocks:
-            self._not_idle(block)
-        if block.is_stale:
-            self.unmark_stale(block)
-        if block.twin is not None and self.tier == DEVICE:
-            self.unlink(block)
-        del self.blocks[block.offset]
-        if block.filled:
-            self.class_tokens[block.block_class] -= block.filled
-        count = self.class_counts[block.block_class] - 1
-        if count:
-            self.class_counts[block.block_class] = count
-        else:
-            del self.class_counts[block.block_class]
-        self.resident_bytes -= self.arena.block_bytes(block.block_class)
-        self.arena.free(block.offset)
-        self.version += 1
-        self.idle.slab_changed(self.arena.slab_of(block.offset))
+    def _free(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            if block.offset in self.idle.blocks:
+                self._not_idle(block)
+            if block.is_stale:
+                self.unmark_stale(block)
+            if block.twin is not None and self.tier == DEVICE:
+                self.unlink(block)
+            del self.blocks[block.offset]
+        for block_class, run in groupby(blocks, key=_class_of):
+            tokens = [block.filled for block in run]
+            if any(tokens):
+                self.class_tokens[block_class] -= sum(tokens)
+            count = self.class_counts[block_class] - len(tokens)
+            if count:
+                self.class_counts[block_class] = count
+            else:
+                del self.class_counts[block_class]
+            self.resident_bytes -= len(tokens) * self.arena.block_bytes(block_class)
+        offsets = [block.offset for block in blocks]
+        self.arena.free_run(offsets)
+        self.version += len(blocks)
+        self._slabs_changed(offsets)
 
     # -- idle blocks ----------------------------------------------------------------------------------------------
 
@@ -384,6 +458,10 @@ class BlockPool:
             if not self.stale[slab]:
                 del self.stale[slab]
             self.stale_bytes -= self.arena.block_bytes(block.block_class)
+
+
+def _class_of(block: Block) -> BlockClass:
+    return block.block_class
 
 
 def _sizes_at(position: int, block_size: int) -> list[int]:

@@ -56,6 +56,13 @@ class BlockTable:
         self.blocks.append(block)
         self.stops.append(stop)
 
+    def extend(self, blocks: Sequence[Block], version: int) -> None:
+        """Add the next blocks, whole."""
+        if blocks:
+            self._changed(max(0, len(self.blocks) - 1), version)
+            self.blocks += blocks
+            self.stops += [block.first + block.block_class[1] for block in blocks]
+
     def pop(self, version: int) -> Block:
         """Undo the last ``append``."""
         stop = self.stops.pop()
@@ -138,14 +145,15 @@ class BlockTable:
 
     def index_at(self, position: int) -> int:
         """Index of the block that covers a position; raises IntegrityError for a gap or beyond the table."""
-        index = bisect_right(self.blocks, position, key=_first) - 1
-        if index < 0 or position >= self.stops[index]:
+        index = bisect_right(self.stops, position)
+        if index == len(self.stops) or self.blocks[index].first > position:
             raise IntegrityError(f"no block holds position {position}")
         return index
 
     def index_from(self, position: int) -> int:
         """Index of the first block that starts at or after a position."""
-        return bisect_right(self.blocks, position - 1, key=_first)
+        index = bisect_right(self.stops, position)
+        return index + (index < len(self.stops) and self.blocks[index].first < position)
 
     def entries(self, start: int, end: int) -> list[Entry]:
         """Entries from an index on, of which tokens before position ``end`` are valid."""
@@ -179,10 +187,6 @@ class BlockTable:
             position = until
             index += 1
         return runs
-
-
-def _first(block: Block) -> int:
-    return block.first
 
 
 def _version(change: tuple[int, int]) -> int:

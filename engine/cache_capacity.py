@@ -6,7 +6,7 @@ from math import ceil
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
-from engine.formats import NATIVE, BlockClass, lossiness_of
+from engine.formats import NATIVE_CLASSES, lossiness_of
 from engine.host_tier import HostTier
 from engine.memory_model import RESERVE_SLABS, GroupSpec, PoolLayout, token_bytes
 from engine.recoder import Recoder
@@ -42,8 +42,8 @@ class CapacityFace:
 
     def max_sequence_tokens(self) -> int:
         """Longest sequence that can run alone, native, at the current block size, with the reserve kept."""
-        block_class = BlockClass(NATIVE.name, self._settings.block_size)
-        per_slab = min(pool.arena.per_slab(block_class) for pool in self._pools)
+        block_class = NATIVE_CLASSES[self._settings.block_size]
+        per_slab = min([pool.arena.per_slab(block_class) for pool in self._pools])
         return (self.layout.num_slabs - RESERVE_SLABS) * per_slab * block_class.block_size
 
     def can_ever_fit(self, num_tokens: int) -> bool:
@@ -68,8 +68,10 @@ class CapacityFace:
         """
         sequence = self._by_request.get(request.request_id)
         missing = request.num_tokens - (sequence.capacity if sequence is not None else 0)
+        if missing <= 0 and self._tier is None:
+            return 0
         floor = lossiness_of(request.cache.kv_format_floor)
-        block_size = max(recoder.write_size(floor) for recoder in self._recoders)
+        block_size = max([recoder.write_size(floor) for recoder in self._recoders])
         on_host = 0
         if self._tier is not None and sequence is not None and not sequence.streams:
             for group, table in enumerate(sequence.tables):

@@ -10,6 +10,7 @@ resident block. Tokens generated after an eviction never enter the cache. Block 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -205,19 +206,19 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
 
         False when there is not enough room; then tables are as before (a few idle cached blocks may have gone).
         """
-        while not self._allocate(request, num_new_tokens, use_reserve=use_reserve):
-            if not ((use_reserve or end_pins) and self.pins.give_way()):
-                return False
-        return True
-
-    def _allocate(self, request: Request, num_new_tokens: int, *, use_reserve: bool) -> bool:
-        sequence = self._by_request.get(request.request_id)
-        end = request.num_computed_tokens + num_new_tokens
+        sequence, end = self._by_request.get(request.request_id), request.num_computed_tokens + num_new_tokens
         if sequence is not None and end <= sequence.capacity:
             if end < sequence.end:
                 self._slots.trim(sequence, end)  # an earlier plan that asked for more was not run
             sequence.end = end
             return True
+        while not self._grow(request, sequence, end, use_reserve=use_reserve):
+            if not ((use_reserve or end_pins) and self.pins.give_way()):
+                return False
+        return True
+
+    def _grow(self, request: Request, sequence: CacheSequence | None, end: int, *, use_reserve: bool) -> bool:
+        """Blocks up to a position for a sequence; None: a new one."""
         keep_slabs = 0 if use_reserve else RESERVE_SLABS
         floor = lossiness_of(request.cache.kv_format_floor)
         write_sizes = [recoder.write_size(floor) for recoder in self._recoders]
@@ -244,8 +245,9 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         del self._sequences[sequence.serial]
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
             recoder.num_floored -= sequence.is_floored
-            for block in reversed(sequence.tables[group].blocks):  # the end of a prefix is given up before its start
-                pool.drop(block, sequence.serial)
+            blocks = sequence.tables[group].blocks[::-1]  # the end of a prefix is given up before its start
+            pool.drop_all(blocks, sequence.serial)
+            for block in blocks:
                 if block.holders or block.nodes:
                     recoder.consider(block)
 
@@ -271,13 +273,13 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         or the prompt was completed or settings changed.
         """
         sequence = self._by_request[request.request_id]
-        can_choose = self._evictor.observe(sequence, mass)
+        can_choose = mass is not None and self._evictor.observe(sequence, mass)
         before = sequence.committed
         sequence.committed = num_computed
         if sequence.hit_tokens:
             self._uses.count_hit(sequence, request)
-        same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         ends_prompt = before < len(request.prompt_ids) <= num_computed
+        same_chunk = num_computed // CHUNK_TOKENS == before // CHUNK_TOKENS
         if same_chunk and sequence.epoch == self._epoch and not ends_prompt and not can_choose:
             return
         sequence.epoch = self._epoch
@@ -326,18 +328,14 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
     def _fill(self, sequence: CacheSequence, before: int) -> None:
         """Count the committed chunks into the blocks that hold them."""
         done = sequence.committed // CHUNK_TOKENS * CHUNK_TOKENS
+        start = before // CHUNK_TOKENS * CHUNK_TOKENS
         for pool, recoder, table in zip(self._pools, self._recoders, sequence.tables, strict=True):
-            for index in range(len(table.blocks) - 1, -1, -1):
-                block = table.blocks[index]
-                if table.stops[index] <= before // CHUNK_TOKENS * CHUNK_TOKENS:
-                    break
-                filled = min(block.size, done - block.first)
-                if filled > block.filled:
-                    pool.fill(block, filled)
-                    if block.twin is not None:
-                        pool.unlink(block)  # a copy of less than that is worth nothing
-                if table.hidden and block.is_sealed:
-                    recoder.consider(block)  # parts of it were dropped while it grew
+            blocks = table.blocks[bisect_right(table.stops, start) :]
+            pool.fill_to(blocks, done)
+            if table.hidden:
+                for block in reversed(blocks):
+                    if block.is_sealed:
+                        recoder.consider(block)  # parts of it were dropped while it grew
 
     # -- settings -------------------------------------------------------------------------------------------------
 

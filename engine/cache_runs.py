@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from engine.attention_mass import ObservedMass
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
-from engine.formats import NATIVE, BlockClass
+from engine.formats import NATIVE, NATIVE_CLASSES
 from engine.memory_model import GroupSpec
 from engine.request import Request
 
@@ -31,10 +31,11 @@ class RunsFace(ABC):
         settings = self._settings
         if settings.kv_format != NATIVE.name or settings.eviction != "none":
             return False
-        return all(
-            len(pool.class_counts) == 1 and BlockClass(NATIVE.name, settings.block_size) in pool.class_counts
-            for pool in self._pools
-        ) and all(group.window is None for group in self.groups)
+        wanted = NATIVE_CLASSES[settings.block_size]
+        for pool, group in zip(self._pools, self.groups, strict=True):
+            if group.window is not None or len(pool.class_counts) != 1 or wanted not in pool.class_counts:
+                return False
+        return True
 
     def capacity(self, request: Request) -> int:
         """Tokens of a request that have slots in every group."""

@@ -87,14 +87,16 @@ class CoreStats:
 
     def step(self, plan: StepPlan, live: Sequence[LiveRequest], elapsed_ns: int) -> None:
         """Share the step's time out by tokens computed."""
-        total = plan.num_tokens
-        prefill = recomputed = 0
+        total = prefill = recomputed = 0
         for sequence, record in zip(plan.sequences, live, strict=True):
+            start, number, known = sequence.start, sequence.num_tokens, record.high_water
+            total += number
             if not sequence.is_decode:
-                prefill += sequence.num_tokens
-            stop = sequence.start + sequence.num_tokens
-            recomputed += max(0, min(record.high_water, stop) - sequence.start)
-            record.high_water = max(record.high_water, stop)
+                prefill += number
+            if known > start:
+                recomputed += min(known, start + number) - start
+            if known < start + number:
+                record.high_water = start + number
         counters = self.counters
         counters.step_time_ns += elapsed_ns
         counters.prefill_time_ns += elapsed_ns * prefill // total

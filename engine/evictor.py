@@ -60,10 +60,8 @@ class Evictor:
             return 0
         return max(0, stop - max(start, len(request.prompt_ids) - OBSERVED_PROMPT_TOKENS))
 
-    def observe(self, sequence: CacheSequence, mass: ObservedMass | None) -> bool:
+    def observe(self, sequence: CacheSequence, mass: ObservedMass) -> bool:
         """Take what the executor saw of a sequence's attention; True when that now suffices to choose by."""
-        if mass is None:
-            return False
         was_trusted = all(scores.is_trusted for scores in sequence.scores)
         for scores, values in zip(sequence.scores, mass.groups, strict=True):
             scores.observe(values, mass.queries)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from kernels.layout import (
     BLOCK_SIZES,
@@ -22,6 +23,7 @@ __all__ = [
     "FORMATS",
     "FORMAT_BY_NAME",
     "NATIVE",
+    "NATIVE_CLASSES",
     "NATIVE_TILE_TOKENS",
     "OFFSET_UNIT",
     "QUANT_TILE_TOKENS",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 CHUNK_TOKENS = NATIVE_TILE_TOKENS  # prefix hashes, block starts and evictions all count in these
+
+
+_LOSSIEST = max(kind.lossiness for kind in FORMATS)
 
 
 class BlockClass(NamedTuple):
@@ -49,6 +54,9 @@ class BlockClass(NamedTuple):
     @property
     def lossiness(self) -> int:
         return FORMAT_BY_NAME[self.kv_format].lossiness
+
+
+NATIVE_CLASSES: Final[Mapping[int, BlockClass]] = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
 def parse_block_size(block_size: object) -> int:
@@ -72,7 +80,7 @@ def class_for(kv_format: str, block_size: int) -> BlockClass:
 def lossiness_of(kv_format: str | None) -> int:
     """Order of a format by name, 0 for native. None (no floor) is the lossiest offered."""
     if kv_format is None:
-        return max(kind.lossiness for kind in FORMATS)
+        return _LOSSIEST
     if kv_format not in FORMAT_BY_NAME:
         raise ValueError(f"kv_format {kv_format!r} is not offered; choose one of {', '.join(FORMAT_BY_NAME)}")
     return FORMAT_BY_NAME[kv_format].lossiness

@@ -83,7 +83,7 @@ class LiveRequests:
                     request.request_id,
                     () if output.token_id is None else (output.token_id,),
                     () if output.logprobs is None else (output.logprobs,),
-                    tuple(output.prompt_logprobs),
+                    tuple(output.prompt_logprobs) if output.prompt_logprobs else (),
                     request.num_cached_tokens,
                     reason,
                     num_evicted_tokens=request.num_evicted_tokens,

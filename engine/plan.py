@@ -68,7 +68,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(sequence.num_tokens for sequence in self.sequences)
+        return sum([sequence.num_tokens for sequence in self.sequences])
 
     @property
     def is_empty(self) -> bool:

@@ -30,7 +30,7 @@ from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
 from engine.chunks import chunk_mask
 from engine.compaction import Compactor, is_cramped
-from engine.formats import CHUNK_TOKENS, FORMATS, BlockClass, lossiness_of
+from engine.formats import CHUNK_TOKENS, FORMATS, NATIVE, BlockClass, lossiness_of
 from engine.partial_blocks import kept_chunks, wants_split
 from engine.pool_block import DEVICE, Block
 from engine.prefix_cache import PrefixCache
@@ -63,7 +63,6 @@ class Recoder:
         self.pool = pool
         self.prefix = prefix
         self.sequences = sequences
-        self.settings = settings
         self.recent_tokens = recent_tokens
         self.num_floored = 0  # sequences with a floor: without any, holders need not be asked
         self._swaps = UnitSwaps(group, pool, prefix, sequences)
@@ -71,6 +70,16 @@ class Recoder:
         # Pool version, free slabs and wanted tokens when nothing could be planned.
         self._stalled_at: tuple[int, int, int] | None = None
         self._targets: dict[BlockClass, BlockClass] = {}  # under these settings, for blocks that no floor protects
+        self._use(settings)
+
+    def _use(self, settings: CacheSettings) -> None:
+        """Settings in force, and what follows from them for sequences without a floor."""
+        self.settings = settings
+        self._lossiness = min(settings.lossiness, self.max_lossiness)
+        self._part_size = max(CHUNK_TOKENS, settings.block_size // _PARTS)
+        self._span = max(self.write_size(), _BY_LOSSINESS[self._lossiness].tile_tokens)
+        self._last_class = self._target_of(BlockClass(NATIVE.name, settings.block_size), self._lossiness)
+        self._targets.clear()
 
     # -- what should be converted ---------------------------------------------------------------------------------
 
@@ -88,10 +97,6 @@ class Recoder:
         kind = _BY_LOSSINESS[max(lossiness, block_class.lossiness)]
         return BlockClass(kind.name, max(self.settings.block_size, kind.tile_tokens))
 
-    @property
-    def _lossiness(self) -> int:
-        return min(self.settings.lossiness, self.max_lossiness)
-
     def tile_tokens(self, sequence: CacheSequence) -> int:
         """Tokens of a tile of the format that a sequence's blocks are converted to."""
         return _BY_LOSSINESS[min(self._lossiness, sequence.max_lossiness)].tile_tokens
@@ -102,9 +107,7 @@ class Recoder:
         A quarter of a block where they will be quantised, so that what is old of a block that is not full need not wait
         for the rest.
         """
-        lossiness = self._lossiness if max_lossiness is None else min(self._lossiness, max_lossiness)
-        size = self.settings.block_size
-        return max(CHUNK_TOKENS, size // _PARTS) if lossiness else size
+        return self._part_size if self._lossiness and max_lossiness != 0 else self.settings.block_size
 
     def wants_split(self, block: Block) -> bool:
         """See :func:`engine.partial_blocks.wants_split`."""
@@ -144,24 +147,25 @@ class Recoder:
 
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""
-        span = max(self.write_size(), _BY_LOSSINESS[self._lossiness].tile_tokens)
-        limit = (sequence.committed - self.recent_tokens) // span * span
+        limit = (sequence.committed - self.recent_tokens) // self._span * self._span
         frontier = sequence.frontier[self.group]
         if limit <= frontier:
             return
         table = sequence.tables[self.group]
-        for index in range(table.index_from(frontier), len(table.blocks)):
-            block = table.blocks[index]
-            if block.end > limit:
+        # Only this sequence holds it, all of it, and it has its class: the usual case, in which there is nothing to do.
+        done_class = None if self.num_floored or table.hidden else self._last_class
+        for block in table.blocks[table.index_from(frontier) :]:
+            end = block.first + block.block_class[1]
+            if end > limit:
                 break
-            self.consider(block)
-            frontier = block.end
+            if block.block_class != done_class or block.is_stale or len(block.holders) > 1:
+                self.consider(block)
+            frontier = end
         sequence.frontier[self.group] = frontier
 
     def rescan(self, settings: CacheSettings) -> None:
         """Settings changed: consider everything again."""
-        self.settings = settings
-        self._targets.clear()
+        self._use(settings)
         self._stalled_at = None
         for blocks in list(self.pool.stale.values()):
             for block in list(blocks.values()):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.dropped_report import DroppedReport
-from engine.formats import BLOCK_SIZES, NATIVE, BlockClass
+from engine.formats import NATIVE_CLASSES
 from engine.versions import Versions
-
-_NATIVE_CLASSES = {size: BlockClass(NATIVE.name, size) for size in BLOCK_SIZES}
 
 
 class SlotAllocator:
@@ -27,10 +26,10 @@ class SlotAllocator:
         """Sizes of the blocks that a sequence (None: a new one) needs up to ``end``, at most the group's in
         ``block_sizes``; None where there is no room.
         """
-        start = [table.capacity for table in sequence.tables] if sequence is not None else [0] * len(self._pools)
         sizes: list[list[int]] = []
-        for pool, capacity, block_size in zip(self._pools, start, block_sizes, strict=True):
-            planned = pool.plan_blocks(capacity, end, block_size, keep_slabs=keep_slabs)
+        for group, pool in enumerate(self._pools):
+            start = sequence.tables[group].capacity if sequence is not None else 0
+            planned = pool.plan_blocks(start, end, block_sizes[group], keep_slabs=keep_slabs)
             if planned is None:
                 return None
             sizes.append(planned)
@@ -38,24 +37,34 @@ class SlotAllocator:
 
     def extend(self, sequence: CacheSequence, sizes: Sequence[Sequence[int]], *, keep_slabs: int) -> bool:
         """Take the planned blocks. False if that fails all the same; then the tables are as before."""
-        added: list[int] = []
+        added: list[tuple[int, int]] = []  # group, blocks
         for group, (pool, table) in enumerate(zip(self._pools, sequence.tables, strict=True)):
-            for size in sizes[group]:
-                block = pool.take(_NATIVE_CLASSES[size], table.capacity, keep_slabs=keep_slabs)
-                if block is None:
-                    for undo in reversed(added):
-                        self._pools[undo].drop(sequence.tables[undo].pop(self._versions.next()), sequence.serial)
+            for size, run in groupby(sizes[group]):
+                number = len(list(run))
+                blocks = pool.take_run(NATIVE_CLASSES[size], table.capacity, number, keep_slabs=keep_slabs)
+                for block in blocks:
+                    block.holders[sequence.serial] = None  # fresh: there is no list to take it from
+                table.extend(blocks, self._versions.next())
+                added.append((group, len(blocks)))
+                if len(blocks) < number:
+                    self._undo(sequence, added)
                     return False
-                block.holders[sequence.serial] = None  # fresh: there is no list to take it from
-                table.append(block, block.end, self._versions.next())
-                added.append(group)
             self._dropped.tell(group)
-        sequence.capacity = min(table.capacity for table in sequence.tables)
+        _set_capacity(sequence)
         return True
+
+    def _undo(self, sequence: CacheSequence, added: Sequence[tuple[int, int]]) -> None:
+        for group, number in reversed(added):
+            table, version = sequence.tables[group], self._versions.next()
+            self._pools[group].drop_all([table.pop(version) for _ in range(number)], sequence.serial)
 
     def trim(self, sequence: CacheSequence, end: int) -> None:
         """Give back blocks that lie wholly beyond ``end``: every entry has a valid token."""
         for pool, table in zip(self._pools, sequence.tables, strict=True):
             while table.blocks[-1].first >= end:
                 pool.drop(table.pop(self._versions.next()), sequence.serial)
-        sequence.capacity = min(table.capacity for table in sequence.tables)
+        _set_capacity(sequence)
+
+
+def _set_capacity(sequence: CacheSequence) -> None:
+    sequence.capacity = min([table.capacity for table in sequence.tables])

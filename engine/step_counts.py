@@ -111,6 +111,7 @@ class StepCounter:
         self.layers = [len(group.layers) for group in groups]
         self.windows = [group.window for group in groups]
         self.token_bytes = [[group.shape.tile_stride(kind) // kind.tile_tokens for kind in FORMATS] for group in groups]
+        self.native_bytes = sum(by_code[NATIVE.code] for by_code in self.token_bytes)  # of a token, all layers
         self._stored: dict[Request, list[Stored]] = {}
 
     def stored(self, request: Request, tables: Tables) -> list[Stored]:
@@ -126,6 +127,8 @@ class StepCounter:
 
     def step(self, sequences: Sequence[ScheduledSequence], tables: Tables) -> list[int]:
         """Counts in the order of ``STEP_TERMS``. Sequences of one token decode, whatever the reason for having one."""
+        if len(self._stored) > 2 * len(sequences) + 64:
+            self._stored = {r: s for r, s in self._stored.items() if r.status is RequestStatus.RUNNING}
         counts = [0] * len(STEP_TERMS)
         self.kv_bytes_read = tokens = singles = chunks = samples = 0
         for sequence in sequences:
@@ -144,10 +147,12 @@ class StepCounter:
         counts[_BEYOND_KNEE] = max(0, tokens - self.knee_tokens)
         counts[_PREFILL_SEQUENCE] = chunks
         counts[_SAMPLE] = samples
-        self.kv_bytes_written = tokens * sum(by_code[NATIVE.code] for by_code in self.token_bytes)
-        if len(self._stored) > 2 * len(sequences) + 64:
-            self._stored = {r: s for r, s in self._stored.items() if r.status is RequestStatus.RUNNING}
+        self.kv_bytes_written = tokens * self.native_bytes
         return counts
+
+    def counted(self, request: Request) -> list[Stored]:
+        """A request's KV by group as the last step counted found it."""
+        return self._stored[request]
 
     def add_decode(self, request: Request, position: int, tables: Tables, counts: list[int]) -> None:
         """Add what the token at ``position`` attends, itself included."""

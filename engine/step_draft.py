@@ -21,14 +21,23 @@ class StepDraft:
 
     def chunk(self, request: Request) -> int:
         """Tokens that a request may compute in this step."""
-        most = min(request.num_uncomputed_tokens, self.budget)
-        return most if self._max_chunk is None else min(most, self._max_chunk)
+        return self.part(request.num_uncomputed_tokens)
+
+    def part(self, missing: int) -> int:
+        """Of so many tokens that a request has not computed, those that it may compute in this step."""
+        most = min(self.budget, missing)
+        return most if self._max_chunk is None or most < self._max_chunk else self._max_chunk
 
     def add(self, request: Request, num_tokens: int) -> None:
         """The request computes so many tokens; they have slots."""
-        start = request.num_computed_tokens
-        samples = start + num_tokens == request.num_tokens and request.params.max_tokens > 0
-        self._sequences[request.request_id] = ScheduledSequence(request, start, num_tokens, samples)
+        self.put(request, num_tokens, request.num_uncomputed_tokens)
+
+    def put(self, request: Request, num_tokens: int, missing: int) -> None:
+        """The same for one whose missing tokens have been counted."""
+        samples = num_tokens == missing and request.params.max_tokens > 0
+        self._sequences[request.request_id] = ScheduledSequence(
+            request, request.num_computed_tokens, num_tokens, samples
+        )
         self.budget -= num_tokens
 
     def preempt(self, request: Request) -> None:
@@ -40,7 +49,11 @@ class StepDraft:
 
     def ordered(self, cache: CacheManager) -> tuple[ScheduledSequence, ...]:
         """Decodes, then prefill chunks (a prompt's last token alone is one)."""
-        planned = sorted(self._sequences.values(), key=lambda sequence: not sequence.is_decode)
+        planned: list[ScheduledSequence] = []
+        chunks: list[ScheduledSequence] = []
+        for sequence in self._sequences.values():
+            (planned if sequence.is_decode else chunks).append(sequence)
+        planned += chunks
         if cache.observes:
             for index, part in enumerate(planned):
                 count = cache.observed_queries(part.request, part.start, part.start + part.num_tokens)

@@ -54,18 +54,21 @@ class StepPlanner:
             start = self._served_to % len(decoding)
             decoding = decoding[start:] + decoding[:start]
             self._served_to = start + draft.budget
-        for request in (*decoding, *prefilling):
+        for request in decoding:
             if draft.budget and request.status is RequestStatus.RUNNING:
-                self._continue(request, draft)
+                self._continue(request, 1, draft)
+        for request in prefilling:
+            if draft.budget and request.status is RequestStatus.RUNNING:
+                self._continue(request, request.num_uncomputed_tokens, draft)
         if not draft.preempted:
             while draft.budget and queues.num_active < self.max_seqs and admitter.admit_next(draft):
                 pass
         return draft
 
-    def _continue(self, request: Request, draft: StepDraft) -> None:
-        """Schedule a running request, at the expense of younger ones if the pool is full."""
+    def _continue(self, request: Request, missing: int, draft: StepDraft) -> None:
+        """Schedule a running request that misses so many tokens, at the expense of younger ones if the pool is full."""
         cache, queues, preemptor = self._cache, self._queues, self._preemptor
-        num_tokens = draft.chunk(request)
+        num_tokens = draft.part(missing)
         while not cache.allocate(request, num_tokens):
             if queues.loading:
                 preemptor.stop_loading(queues.loading[-1])
@@ -82,10 +85,10 @@ class StepPlanner:
                 if cache.allocate(request, num_tokens, use_reserve=True):
                     break
                 self._start_over(request, draft)
-            elif request.num_uncomputed_tokens == 1:
+            elif missing == 1:
                 preemptor.preempt(request, draft)
             return  # a prefill that is youngest waits for the others, keeping what it has
-        draft.add(request, num_tokens)
+        draft.put(request, num_tokens, missing)
 
     def _start_over(self, request: Request, draft: StepDraft) -> None:
         """Alone, and no room even with the reserve: mixed block sizes waste some. Start over, or give up for good."""

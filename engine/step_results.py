@@ -40,12 +40,15 @@ class StepResults:
         sampled and has no token counts as not run.
         """
         finished: list[Request] = []
-        by_request = {id(output.request): output for output in outputs}
+        by_request = {output.request: output for output in outputs}
+        commit = self._cache.commit
         counters, lost = self._counters, self._queues.lost
         for sequence in sequences:
             request = sequence.request
-            output = by_request.get(id(request))
-            if request.status is not RequestStatus.RUNNING or (sequence.samples and _has_no_token(output)):
+            output = by_request.get(request)
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            if sequence.samples and (output is None or output.token_id is None):
                 continue
             stop = sequence.start + sequence.num_tokens
             request.num_computed_tokens = stop
@@ -58,7 +61,7 @@ class StepResults:
                     counters.prompt_tokens += prompt
             if lost:
                 self._count_recomputed(sequence, output)
-            self._cache.commit(request, stop, output.mass if output is not None else None)
+            commit(request, stop, output.mass if output is not None else None)
             reason = self._take_token(sequence, output)
             if reason is not None:
                 self._finisher.finish(request, reason)
@@ -81,7 +84,8 @@ class StepResults:
         self._counters.generation_tokens += 1
         if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
             return FinishReason.STOP
-        if len(request.output_ids) >= params.max_tokens or request.num_tokens >= self._max_model_len:
+        length = len(request.output_ids)
+        if length >= params.max_tokens or len(request.prompt_ids) + length >= self._max_model_len:
             return FinishReason.LENGTH
         return None
 
@@ -96,7 +100,3 @@ class StepResults:
         self._counters.recomputed_tokens += again
         if output is not None and again:
             del output.prompt_logprobs[:again]
-
-
-def _has_no_token(output: SequenceOutput | None) -> bool:
-    return output is None or output.token_id is None

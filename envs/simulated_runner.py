@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from engine.formats import FORMATS, NATIVE
+from engine.formats import FORMATS
 from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.request import Request
@@ -108,7 +108,6 @@ class SimulatedRunner:
         self._sequence_fs = prices[STEP_INDEX["decode_sequence"]] + prices[STEP_INDEX["sample"]]
         self._beyond_fs = prices[STEP_INDEX["token_beyond_knee"]]
         self._layer_shares = [layers / sum(self._counter.layers) for layers in self._counter.layers]
-        self._native_bytes = sum(by_code[NATIVE.code] for by_code in self._counter.token_bytes)
 
     @property
     def last_work(self) -> SimulatedRunner:
@@ -132,16 +131,16 @@ class SimulatedRunner:
         now_ns = self._clock.now_ns()
         self.kv_bytes_read, self.kv_bytes_written = counter.kv_bytes_read, counter.kv_bytes_written
         outputs = []
-        for sequence in plan.sequences:
-            request = cast("SimRequest", sequence.request)
-            output = SequenceOutput(request)
-            if sequence.samples:
-                output.token_id = request.token
-                ledger.token(request, now_ns)
-                lost = self._lost(request, counter.stored(request, cache))
-                if lost:
-                    ledger.figures.quality_charge += lost / (sequence.start + sequence.num_tokens)
-            outputs.append(output)
+        requests = cast("list[SimRequest]", [sequence.request for sequence in plan.sequences])
+        for request, sequence in zip(requests, plan.sequences, strict=True):
+            if not sequence.samples:
+                outputs.append(SequenceOutput(request))
+                continue
+            outputs.append(SequenceOutput(request, request.token))
+            ledger.token(request, now_ns)
+            lost = self._lost(request, counter.counted(request))
+            if lost:
+                ledger.figures.quality_charge += lost / (sequence.start + sequence.num_tokens)
         return outputs
 
     def _jittered(self, duration_ns: int) -> int:
@@ -297,7 +296,7 @@ class SimulatedRunner:
             self._charge(share)
             self._settle(cast("SimRequest", request))
         self._run = _Run()
-        return run.bytes_read, run.tokens * self._native_bytes
+        return run.bytes_read, run.tokens * self._counter.native_bytes
 
 
 def _harmonic(number: int) -> float:

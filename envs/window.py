@@ -20,6 +20,8 @@ _ABSURD_COUNT: Final = 2**62
 
 def number(value: object) -> float | None:
     """``value`` as a finite float, or None for anything else (booleans, text, NaN, infinities, absurd integers)."""
+    if type(value) is float:  # the usual case
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -79,3 +79,28 @@ def test_random_life_never_overlaps_and_never_leaks(seed: int) -> None:
         arena.free(offset)
     assert arena.num_free_slabs == 6
     assert arena.check_integrity() == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_give_what_as_many_single_calls_give(seed: int) -> None:
+    rng = random.Random(seed)
+    runs, singles = Arena(SHAPE, 6, SLAB), Arena(SHAPE, 6, SLAB)
+    held: list[int] = []
+    for _ in range(300):
+        if held and rng.random() < 0.5:
+            rng.shuffle(held)
+            back, held = held[: rng.randint(1, 9)], held[9:] + held[:9]
+            held = [offset for offset in held if offset not in back]
+            runs.free_run(back)
+            for offset in back:
+                singles.free(offset)
+        else:
+            kind, number, keep = rng.choice(CLASSES), rng.randint(1, 12), rng.randint(0, 1)
+            found = runs.allocate_run(kind, number, keep_slabs=keep)
+            single = [singles.allocate(kind, keep_slabs=keep) for _ in range(number)]
+            assert found == [offset for offset in single if offset is not None]
+            held += found
+        assert runs.check_integrity() == singles.check_integrity()
+        assert runs.num_free_slabs == singles.num_free_slabs
+    with pytest.raises(IntegrityError):
+        runs.free_run([runs.allocate(CLASSES[0]) or 0] * 2)
