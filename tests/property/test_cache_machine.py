@@ -238,7 +238,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         world = self.world
         world.apply(max_num_seqs=64)
-        world.run(5_000)
+        world.run(50_000)  # up to 500 requests on a pool for two or three: it may take long, but not for ever
         world.settle()
         world.check()
         assert not world.cache.num_transfers
