@@ -28,7 +28,7 @@ def simulate(
     workload: Annotated[str, typer.Argument(help="A trace file, or the name of a built-in workload.")],
     *,
     policy: Annotated[
-        str, typer.Option(help="predictor, a preset, a rules file, static:KNOB=VALUE,..., or none.")
+        str, typer.Option(help="predictor, learned:FOLDER, a preset, a rules file, static:KNOB=VALUE,..., or none.")
     ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
     profile: Annotated[

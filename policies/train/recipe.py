@@ -19,7 +19,8 @@ RECIPE_FILE = "recipe.json"
 MAX_RECIPE_BYTES = 1 << 20
 # Prefix policies and the host tier pay over longer times than an episode has.
 USUAL_KNOBS = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_batched_tokens", "max_num_seqs")
-USUAL_WORKLOADS = ("chat-bursty", "reasoning-bursty", "code-bursty", "diurnal")
+# Of policies.split.TRAINING: what evaluation holds out is not learnt from.
+USUAL_WORKLOADS = ("chat-bursty", "code-gamma13", "code-bursty", "diurnal")
 
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1)]

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from toy_training import Right, Ticks, toys
 
 from policies.card import PolicyFileError
+from policies.split import HELD_OUT, TRAINING
 from policies.train.archive import POLICY, read_states
-from policies.train.recipe import Dqn, Ppo, Recipe, WarmStart, checked, read_recipe
+from policies.train.recipe import USUAL_WORKLOADS, Dqn, Ppo, Recipe, WarmStart, checked, read_recipe
 from policies.train.session import BEST, CHECKPOINTS, METRICS, train
 
 
@@ -74,6 +75,11 @@ def test_it_solves_a_trivial_environment(algo: str, steps: int, tmp_path: Path) 
     assert found["native"] < 0.7
     assert found["right"] == 1.0
     assert found["learned"] > 0.9
+
+
+def test_nothing_that_evaluation_holds_out_is_learnt_from_by_default() -> None:
+    assert set(USUAL_WORKLOADS) <= set(TRAINING)
+    assert not set(USUAL_WORKLOADS) & set(HELD_OUT)
 
 
 def test_imitation_alone_does_what_the_teacher_does(tmp_path: Path) -> None:
