@@ -19,9 +19,9 @@ from autotune.housekeeping import Housekeeping
 from autotune.loop import Loop
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
-from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
 from engine.clock import Clock
+from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from policies.rules import RuleSet
 
 _LOG: Final = logging.getLogger("autotune.daemon")

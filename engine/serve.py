@@ -17,6 +17,7 @@ from engine.clock import RealClock
 from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError
 from engine.options import EngineOptions, check
 from engine.recording import TrafficRecorder
+from engine.sdnotify import Notifier, watchdog_interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,8 +123,14 @@ async def _serve(
         control,
         stop,
         ServerOptions(
-            options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes), recorder
+            options.control_uids,
+            options.grace_s,
+            AppOptions(max_body_bytes=options.max_body_bytes),
+            recorder,
+            options.stall_s,
+            watchdog_interval_s(os.environ, os.getpid()),
         ),
+        notifier=Notifier.from_environment(os.environ, assembly.clock),
         # The one line that a person who starts an engine waits for.
         on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
     )

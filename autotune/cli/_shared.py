@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.text import one_line
 from autotune.writers import OPERATOR_PREFIX
 from engine.paths import default_control_socket
+from engine.text import one_line
 
 if TYPE_CHECKING:
     from engine.control_client import ControlClient

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect
-from autotune.text import one_line
 from engine.sizes import format_size
+from engine.text import one_line
 
 DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
