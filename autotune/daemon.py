@@ -22,6 +22,7 @@ from autotune.reload import Reload, plan_reload
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
 from engine.clock import Clock
 from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
+from policies.guards import what_holds
 from policies.rules import RuleSet
 
 _LOG: Final = logging.getLogger("autotune.daemon")
@@ -66,6 +67,7 @@ class Daemon:
         parts, around = self._parts, self._around
         parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
         self.loop.restore()
+        _LOG.info("%s", what_holds(parts.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
         watchdog = Watchdog(self.notifier, interval_s, self.loop.alive) if interval_s is not None else None
         jobs = Housekeeping()
@@ -139,7 +141,8 @@ class Daemon:
         # Everything is built before anything is replaced.
         guard = guard_of(new)
         windows = ("targets", "objective", "window_s", "long_window_s")
-        same_env = all(getattr(old, name) == getattr(new, name) for name in windows)
+        same_profile = old.policy.profile == new.policy.profile
+        same_env = same_profile and all(getattr(old, name) == getattr(new, name) for name in windows)
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
         same_rules = rules_document(rules) == rules_document(self._rules)
         same_policy = same_rules and old.policy == new.policy and old.targets == new.targets

@@ -21,6 +21,7 @@ from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy, PolicyState
 from policies.guard import Guard, GuardContext, GuardState, Verdict
+from policies.guards import made, quality_status
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
@@ -143,7 +144,13 @@ class Loop:
                 "instance": memory.instance,
             },
         )
-        self.reporter.publish(self.settings, ticks=self.ticks, missed_ticks=self._ticks.missed, problem=self._problem)
+        self.reporter.publish(
+            self.settings,
+            ticks=self.ticks,
+            missed_ticks=self._ticks.missed,
+            problem=self._problem,
+            quality=quality_status(parts.guard, memory.guard_state),
+        )
 
     def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
         """One tick; whether there was a decision, and what the journal keeps."""
@@ -165,6 +172,7 @@ class Loop:
             "policy": parts.policy.name,
             "observation": observation.to_json(),
             "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
+            "charge": [info["charge"].tokens, info["charge"].loss],
             "policy_state": memory.policy_state,
             "guard_state": memory.guard_state,
             "reward": reward,
@@ -175,13 +183,14 @@ class Loop:
             reason = f"holding: engine {health} {problem}".rstrip()
             return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
         decision = self._decide(observation)
-        verdict, guard_state = parts.guard.check(
-            decision.change, GuardContext(observation, writers), memory.guard_state
-        )
-        result = self._act(decision, verdict)
-        if result is None or result.status not in _NOT_MADE:
-            memory.guard_state = guard_state
-        record = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
+        context = GuardContext(observation, writers, charge=info["charge"])
+        verdict, guard_state = parts.guard.check(decision.change, context, memory.guard_state)
+        final = made(decision, verdict)
+        result = self._act(final, verdict)
+        if result is not None and result.status in _NOT_MADE:
+            guard_state = {**memory.guard_state, "quality": guard_state["quality"]}
+        memory.guard_state = guard_state
+        record = self.reporter.decision(tick, observation, final, verdict, result, self.settings)
         return record is not None or bool(others), {
             **body,
             "scenario": decision.scenario,

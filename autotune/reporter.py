@@ -110,8 +110,12 @@ class Reporter:
             records.append(record)
         return records
 
-    def publish(self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str) -> None:
-        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything."""
+    def publish(
+        self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str, quality: dict[str, Any]
+    ) -> None:
+        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything,
+        ``quality`` how the quality budget stands.
+        """
         parts = self._parts
         health, overrides = parts.collector.health, parts.actuator.overrides()
         age_s = math.nan
@@ -144,6 +148,7 @@ class Reporter:
             "overrides": {knob: f"{writer.writer}: {writer.reason}" for knob, writer in overrides.items()},
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
+            "quality": quality,
             "values": dict(observation.values),
             "tick": parts.journal.next_id - 1,
             "seconds_since_change": age_s,

@@ -25,11 +25,12 @@ from engine.control_client import ControlClient
 from engine.paths import default_control_socket
 from engine.tunables import CostClass
 from envs.live import LiveEngine
-from envs.profile import ProfileError, read_profile
+from envs.profile import Profile, ProfileError, read_profile
 from envs.reward import Objective, RewardWeights
 from envs.signals import Targets
 from policies.base import Policy
 from policies.guard import Guard, GuardConfig, RateLimit, native_fits
+from policies.guards import guard_for
 from policies.predictor_choice import PredictorConfig
 from policies.predictor_of import predictor_of
 from policies.rules import RuleError, RuleSet, load_rules
@@ -94,9 +95,15 @@ def settings_of(config: Config) -> Settings:
 
 
 def guard_of(config: Config) -> Guard:
+    """The guard, which holds any policy to the quality budget where a profile says what settings lose.
+
+    Raises ConfigError for a profile that cannot be read.
+    """
     section = config.guard
     limits = {CostClass.STEP: section.rates.step, CostClass.BACKGROUND: section.rates.background}
-    return Guard(
+    return guard_for(
+        _profile(config),
+        config.policy.quality_budget,
         GuardConfig(
             window_s=config.window_s,
             allowed=section.allowed,
@@ -109,9 +116,16 @@ def guard_of(config: Config) -> Guard:
     )
 
 
+def _profile(config: Config) -> Profile | None:
+    try:
+        return None if config.policy.profile is None else read_profile(config.policy.profile)
+    except ProfileError as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
+
+
 def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
     """An environment over the actuator, in which knobs that somebody else owns are held."""
-    targets = config.targets
+    targets, profile = config.targets, _profile(config)
 
     def held() -> Collection[str]:
         return actuator.overrides()
@@ -120,6 +134,7 @@ def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
         actuator,
         targets=Targets(targets.ttft_s, targets.tbt_s, targets.quantile),
         weights=RewardWeights(Objective(config.objective)),
+        quality=None if profile is None else profile.quality_table(),
         short_s=config.window_s,
         long_s=config.long_window_s,
         held=held,

@@ -106,13 +106,13 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_a_policy_acts_and_is_journalled_with_its_scenario() -> None:
-    """An overload of the default environment: the default rules go down to int4, doing nothing does not."""
+    """An overload of the default environment: the default rules go down to int8, doing nothing does not."""
     trace = from_requests("rush", [TraceRequest(0.05 * i, 600, 150) for i in range(200)])
     played = []
     for text in ("default", "none"):
         env = SimulatedEngine(workload=trace, rate_scale=1.0, interval_s=1.0, warm_up_s=0.0, repeats=False)
         played.append(play(env, contender(text), duration_s=60.0, interval_s=1.0, seed=0))
-    assert any(move.change == "kv_format=int4" and move.scenario for move in played[0].moves)
+    assert any(move.change == "kv_format=int8" and move.scenario for move in played[0].moves)
     assert not played[1].moves
     assert played[0].completed > played[1].completed
     assert len(played[0].rows) == 60
