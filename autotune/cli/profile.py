@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, check_writable, given_path
 
 if TYPE_CHECKING:
     from envs.profile import Profile
@@ -62,7 +61,7 @@ def profile(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
     except ValueError as error:
         raise CliError(f"--kv-pool-bytes: {error}", 2) from None
-    _check_writable(out)
+    check_writable(out)
     try:
         if from_metrics is None and analytic is None:
             found = _measure(model, pool_bytes or 256 << 20, device, dtype, threads, quick=quick)
@@ -110,12 +109,6 @@ def _write(found: Profile, out: Path, quality: Path | None, model: Path) -> Prof
         found = found.model_copy(update={"quality": profiling.read_quality(quality, model)})
     write_profile(found, out)
     return found
-
-
-def _check_writable(out: Path) -> None:
-    """What takes minutes should not end in a path that cannot be written."""
-    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
 
 
 def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:

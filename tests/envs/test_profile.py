@@ -82,12 +82,17 @@ def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, change: dict[
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "{a: ", "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1, 2]", "{a: ", "\udcff", "[" * 10_000, "a: 2026-13-01", "a: !!timestamp x"],
+    ids=lambda text: text[:9],
+)
 def test_rubbish_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ProfileError):
+    with pytest.raises(ProfileError) as caught:
         read_profile(path)
+    assert "\n" not in str(caught.value)
     with pytest.raises(ProfileError, match="cannot be read"):
         read_profile(tmp_path / "absent.yaml")
 
