@@ -162,7 +162,8 @@ class OfflineEngine:
         self.cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         finished = self.scheduler.update(plan, outputs)
         self._record(outputs)  # only now: the scheduler strikes out what a recomputed prompt reports twice
-        if plan.is_empty and not finished and self.scheduler.has_work:
+        # One that ran alone and gave up what it had, because mixed blocks waste room, starts over in the next step.
+        if plan.is_empty and not finished and not plan.preempted and self.scheduler.has_work:
             if self.mover is not None and self.cache.num_transfers:
                 self._pause(self.mover.wait_ns() / 1e9)
                 return plan
