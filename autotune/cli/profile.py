@@ -37,14 +37,16 @@ def profile(
     from_metrics: Annotated[
         str | None, typer.Option(metavar="URL", help="Fit to a running server's /metrics (vLLM's or ours).")
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds to watch the server.")] = 120.0,
-    every: Annotated[float, typer.Option(help="Seconds between two readings.")] = 5.0,
+    duration: Annotated[float, typer.Option(min=1, max=604_800, help="Seconds to watch the server.")] = 120.0,
+    every: Annotated[float, typer.Option(min=0.01, max=3600, help="Seconds between two readings.")] = 5.0,
     kv_pool_bytes: Annotated[
         str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G; 256M if absent, where it is measured.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processor threads, as the engine gets them.")
+    ] = None,
     quality: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.", parser=given_path),
@@ -97,7 +99,7 @@ def _estimate(
 ) -> Profile:
     from autotune import profiling  # noqa: PLC0415
 
-    base = profiling.analytic(model, device or profiling.FALLBACK_DEVICE, pool_bytes)
+    base = profiling.analytic(model, profiling.FALLBACK_DEVICE if device is None else device, pool_bytes)
     return base if url is None else profiling.from_metrics(base, url, _pages(url, duration_s, every_s))
 
 
@@ -114,7 +116,7 @@ def _write(found: Profile, out: Path, quality: Path | None, model: Path) -> Prof
 def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
     import httpx  # noqa: PLC0415
 
-    readings = round(duration_s / every_s) + 1 if every_s > 0 else 0
+    readings = round(duration_s / every_s) + 1
     if readings < _FEW_READINGS:
         raise CliError(
             f"--duration {duration_s:g} over --every {every_s:g}: that is too few readings to fit anything", 2
@@ -126,7 +128,7 @@ def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
         try:
             response = httpx.get(page, timeout=10.0)
             response.raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CliError(f"{page}: {error}") from error
         yield response.text
 
