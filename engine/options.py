@@ -94,7 +94,8 @@ def _check_numbers(options: EngineOptions) -> None:
         # Not a number is outside, too.
         if value is not None and not least <= value <= most:
             allowed = f"at least {least}" if most == math.inf else f"{least} to {most:g}"
-            raise EngineError(f"{name} {value:g}: give {allowed}")
+            shown = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"  # a whole number has no end
+            raise EngineError(f"{name} {shown}: give {allowed}")
     if options.recent_tokens < 0 or options.recent_tokens % NATIVE_TILE_TOKENS:
         raise EngineError(f"--recent-tokens {options.recent_tokens}: give a multiple of {NATIVE_TILE_TOKENS}, or 0")
 

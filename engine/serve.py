@@ -83,8 +83,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         raise EngineError(f"cannot listen on {host}:{port}: ports go from 0 to 65535; choose another with --port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, OverflowError) as error:
-        raise EngineError(f"cannot listen on {host}:{port}: {error}") from error
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: no host has such a name
+        raise EngineError(f"cannot listen on {host:.100}:{port}: {error}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

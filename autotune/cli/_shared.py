@@ -53,6 +53,12 @@ class CliError(Exception):
         self.code = code
 
 
+def check_writable(out: Path) -> None:
+    """What takes minutes should not end in a path that cannot be written. Raises CliError."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
+
+
 def fail_with(command: Callable[[], Any]) -> int:
     """Run a command line and turn what it raises into a line on stderr and an exit code."""
     try:

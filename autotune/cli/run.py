@@ -69,7 +69,8 @@ def run(
         int | None, typer.Option(min=1, help="Demonstration: replays with and without tuning; 1 if absent.")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(metavar="S", min=1, help="Demonstration: seconds of load per replay; 90 if absent.")
+        float | None,
+        typer.Option(metavar="S", min=1, max=86_400, help="Demonstration: seconds of load per replay; 90 if absent."),
     ] = None,
     workload: Annotated[
         str | None, typer.Option(help="Demonstration: built-in workload; reasoning-bursty if absent.")
@@ -165,10 +166,23 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     options = DemoOptions(model=model or bundled_model(), **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
+    for name, rules in {"--rules": options.rules, "--against": options.against}.items():
+        _check_demo_rules(name, rules)
     try:
         return run_demo(options, RealClock(), Console(highlight=False))
     except DemoError as error:
         raise CliError(str(error)) from None
+
+
+def _check_demo_rules(option: str, rules: str | None) -> None:
+    """The daemon that follows them starts minutes later."""
+    from policies.rules import RuleError, load_rules  # noqa: PLC0415
+
+    try:
+        if rules is not None:
+            load_rules(rules)
+    except RuleError as error:
+        raise CliError("\n".join(f"{option}: {problem}" for problem in error.problems), 2) from None
 
 
 def _serve(engine: list[str], config: Path | None) -> int:
