@@ -156,33 +156,21 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
 
+    # Daemons that follow them start minutes later: what is wrong with a policy or a profile is said now.
     names = (given.pop("policy", "default"), *given.pop("against", [NATIVE]))
     path = given.pop("profile", None)
     try:
         profile = None if path is None else read_profile(path)
         given |= {"sides": sides(names, path, profile), "profile": profile}
     except (ValueError, EngineError) as error:
-        raise CliError(str(error), 2) from error
+        raise CliError(f"--policy, --against or --profile: {error}", 2) from error
     options = DemoOptions(model=model or bundled_model(), **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
-    for name, rules in {"--rules": options.rules, "--against": options.against}.items():
-        _check_demo_rules(name, rules)
     try:
         return run_demo(options, RealClock(), Console(highlight=False))
     except DemoError as error:
         raise CliError(str(error)) from None
-
-
-def _check_demo_rules(option: str, rules: str | None) -> None:
-    """The daemon that follows them starts minutes later."""
-    from policies.rules import RuleError, load_rules  # noqa: PLC0415
-
-    try:
-        if rules is not None:
-            load_rules(rules)
-    except RuleError as error:
-        raise CliError("\n".join(f"{option}: {problem}" for problem in error.problems), 2) from None
 
 
 def _serve(engine: list[str], config: Path | None) -> int:
