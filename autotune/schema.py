@@ -57,19 +57,23 @@ class TargetsSection(Section):
 class PolicySection(Section):
     """Who decides."""
 
-    use: Literal["rules", "predictor", "learned"] = Field(
+    use: Literal["rules", "predictor", "learned", "auto"] = Field(
         default="rules",
-        description="Threshold rules; the predictor, which needs a profile of the engine; or a learned policy, which "
-        "falls back to the rules.",
+        description="Threshold rules; the predictor, which needs a profile of the engine; a learned policy, which "
+        "falls back to the rules; or auto: the best bundled policy that fits the profile, else the rules.",
     )
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
     profile: Path | None = Field(
         default=None,
-        description="From `autotune profile`; what the predictor calculates with, and a learned policy must be for.",
+        description="From `autotune profile`; what the predictor calculates with, and a learned or bundled policy must "
+        "be for.",
     )
     learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
     quality_budget: float = Field(
-        default=0.005, ge=0, le=1, description="The predictor's: mean relative loss per generated token."
+        default=0.005,
+        ge=0,
+        le=1,
+        description="Mean relative loss per token: of the predictor, and of what auto takes.",
     )
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, given_path, tell_choice
 
 
 def register(app: typer.Typer) -> None:
@@ -27,3 +27,4 @@ def check_config(
     except ConfigError as error:
         raise CliError(str(error)) from error
     typer.echo(f"{file}: ok (mode {config.mode}, policy {policy.name})")
+    tell_choice(policy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, tell_choice
 
 if TYPE_CHECKING:
     from policies.base import Policy
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check_policy(
-    policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor or learned:PATH.")] = "default",
+    policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor, learned:PATH or auto.")] = "default",
     *,
     profile: Annotated[
         Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
@@ -63,6 +63,7 @@ def check_policy(
     try:
         found = read_profile(profile or DEFAULT_PROFILE)
         chosen = _moving(contender(policy, World(found)))
+        tell_choice(chosen)
         with StageBars(Console(stderr=True, highlight=False)) as progress:
             if hours:
                 bench = Bench.of(found, SteadyLoad(noise=noise))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, tell_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,8 @@ def evaluate(
     policies: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="Presets, rules files, predictor, learned:PATH. Absent: what is bundled."
+            metavar="NAME,...",
+            help="Presets, rules files, predictor, learned:PATH, auto. Absent: presets and predictor.",
         ),
     ] = None,
     *,
@@ -150,7 +151,8 @@ def _plan(
     scenarios = tuple(Scenario.parse(text) for text in workloads)
     names = tuple(_names(policies) if policies else bundled())
     for name in names:
-        contender(name, World(profile))  # a mistake is said before anything runs
+        # A mistake is said before anything runs.
+        tell_choice(contender(name, World(profile, quality_budget=options["quality_budget"])).policy)
     offered = Offered(profile, pool_bytes)
     if statics in {"few", "grid"}:
         settings = few(offered) if statics == "few" else grid(offered)
