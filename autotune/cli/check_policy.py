@@ -52,7 +52,7 @@ def check_policy(
     from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
     from policies.constant_load import constant_load  # noqa: PLC0415
     from policies.constant_load import levels as spread  # noqa: PLC0415
-    from policies.evaluation.executors import executor  # noqa: PLC0415
+    from policies.executors import workers  # noqa: PLC0415
     from policies.fuzz import Fuzzed, RandomPolicy, fuzz_decisions, fuzz_engine  # noqa: PLC0415
     from policies.named import World, contender  # noqa: PLC0415
     from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
@@ -68,10 +68,11 @@ def check_policy(
             if hours:
                 bench = Bench.of(found, SteadyLoad(noise=noise))
                 progress.stage(f"{levels} levels of {hours:g} h", levels)
-                held = constant_load(
-                    bench, policy, executor(jobs or os.cpu_count() or 1), shares=spread(levels), hours=hours,
-                    interval_s=interval, seed=seed, done=progress.done,
-                )  # fmt: skip
+                with workers(jobs or os.cpu_count() or 1) as executor:
+                    held = constant_load(
+                        bench, policy, executor, shares=spread(levels), hours=hours, interval_s=interval, seed=seed,
+                        done=progress.done,
+                    )  # fmt: skip
                 result["levels"] = [level.to_json() for level in held]
             fuzzed: dict[str, tuple[Policy, Any, int]] = {
                 "random": (RandomPolicy(random.Random(seed)), fuzz_decisions, ticks),
