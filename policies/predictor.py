@@ -23,6 +23,7 @@ from envs.spaces import Observation
 from envs.window import number
 from policies.base import Change, Decision, PolicyState
 from policies.candidates import Candidates, changes
+from policies.correction import learnt, time_scale
 from policies.effects import KNOBS, EffectModel, Effects, Places, SettingTable
 from policies.load import Lengths, Load, forecast_rps, load_of
 from policies.predictor_choice import SAME_LOSS, STEADY, URGENT, PredictorConfig, Situation, Wish, choose
@@ -31,6 +32,7 @@ from policies.quality_purse import Purse
 
 _OTHER_LENGTHS: Final = 0.9  # of logarithms: medians that differ by a factor of 2.5 are another load
 _SHARES: Final = tuple(f"bytes_share_{name}" for name in FORMAT_NAMES)
+_WORTH_TELLING: Final = 0.1  # of the logarithm of a factor
 _CAREFUL: Final = 0.85  # of the budget: what is spent is estimated, and quantised KV goes on costing for a while
 
 
@@ -78,7 +80,9 @@ class PredictorPolicy:
             return self._idle("arrivals or their lengths are not known yet; nothing is predicted", new)
         movable = [knob for knob in KNOBS if knob not in observation.held]
         reach = self._in_reach(now, movable)
-        effects = self.model.effects(reach.table, load)
+        scale = time_scale(new.get("time_scale_log"))
+        effects = self.model.effects(reach.table, load, time_scale=scale)
+        new = self._learn(observation, effects, new, passed_s)
         new = self._pay(observation, effects, new, passed_s)
         new = self._rates(load, new, passed_s)
         allowed = self._allowed(reach, effects, load, new)
@@ -88,7 +92,7 @@ class PredictorPolicy:
         new["want_s"] = new["want_s"] + passed_s if same else 0.0
         new["want"] = wish.kind
         change, new = self._next(here, wish, new, movable)
-        return self._decision(here, wish, change), new
+        return self._decision(here, wish, change, scale), new
 
     def _in_reach(self, now: Sequence[int], movable: Sequence[str]) -> Reach:
         """The settings in reach: the same for as long as no knob moves."""
@@ -130,6 +134,15 @@ class PredictorPolicy:
         dropped = float(effects.dropped[0])
         loss = self.model.stored_loss(shares) * (1 - dropped) + dropped * self.model.evicted_loss
         return {**state, "purse": Purse.of(state["purse"]).after(tokens, loss, passed_s).to_json()}
+
+    def _learn(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
+        """Correct the profile's step times by measured gaps, where these are of the setting in force."""
+        config = self.config
+        if config.learn_s == 0 or min(state["moved"].values(), default=math.inf) < config.still_s:
+            return state
+        measured_s, share = number(observation.values.get("tbt_tail_s")), 1 - math.exp(-passed_s / config.learn_s)
+        log = learnt(state.get("time_scale_log"), measured_s, float(effects.tbt_s[0]), share)
+        return {**state, "time_scale_log": log}
 
     # -- what would be best -------------------------------------------------------------------------------------------
 
@@ -188,8 +201,10 @@ class PredictorPolicy:
         steps = [[step.knob, step.value] for step in plan]
         return plan[0], {**state, "plan": steps, "asked": asked, "asked_s": asked_s}
 
-    def _decision(self, here: Situation, wish: Wish, change: Change | None) -> Decision:
+    def _decision(self, here: Situation, wish: Wish, change: Change | None, scale: float) -> Decision:
         rate, told = f"at {here.load.rate_rps:.2f} requests/s", self._told(here.effects, 0)
+        if abs(math.log(scale)) > _WORTH_TELLING:
+            rate += f", steps {scale:.2f} times the profile's"
         if change is None:
             waits = "" if wish.kind == STEADY else f"; {wish.kind}, not for long enough yet"
             return Decision(None, STEADY, f"{rate} as it is: {told}{waits}")

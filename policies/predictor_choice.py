@@ -33,7 +33,8 @@ class PredictorConfig:
     refused, which it then does for ``refused_s``. ``gain``: by how much of all arrivals a change must raise what is
     inside the targets, by twice that more if it draws upon the budget; ``hold_s``: for how long a lossy setting must be
     affordable. ``peak_fade_s``, ``usual_s``: time constants in which a peak of arrivals is forgotten, and in
-    which they become usual; ``peak_share``: of the usual rate, from where on it is a peak.
+    which they become usual; ``peak_share``: of the usual rate, from where on it is a peak. ``learn_s``: time constant
+    in which measured gaps correct the profile's step times (0: never), ``still_s``: how long knobs must have stayed.
     """
 
     quality_budget: float = 0.005
@@ -49,6 +50,8 @@ class PredictorConfig:
     peak_fade_s: float = 120.0
     usual_s: float = 300.0
     peak_share: float = 1.3
+    learn_s: float = 120.0
+    still_s: float = 15.0
 
     def __post_init__(self) -> None:
         if not self.quality_budget >= 0:
