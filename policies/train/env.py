@@ -70,8 +70,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
         self._home = stream
         self._weights = RewardWeights(recipe.objective)
-        # The exported policy's own guard knows neither figures nor a purse, so the mask does not either.
+        # The mask is that of the guard that the exported policy carries: it knows neither losses nor what was refused
+        # for them, and counts what it let through as made.
         self._mask_guard = Guard(recipe.guard_config(), native_fits())
+        self._mask_state = self._mask_guard.initial_state()
         self._guard = guard_for(profile, recipe.quality_budget, recipe.guard_config())
         self._charge = Charge()
         self._guard_state = self._guard.initial_state()
@@ -120,7 +122,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             long_s=recipe.long_s,
         )
         vector, info = self._engine.reset(seed=plan.world_seed)
-        self._guard_state, self._steps = self._guard.initial_state(), 0
+        self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
+        self._steps = 0
         self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
         self._charge = info["charge"]
         self._look(info["observation"])
@@ -129,6 +132,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(self, action: np.int64 | int) -> _Step:
         engine, observation = self._running()
         change = decode_action(legal_action(int(action), self._mask))
+        _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         context = GuardContext(observation, charge=self._charge)
         verdict, self._guard_state = self._guard.check(change, context, self._guard_state)
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
@@ -177,7 +181,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _look(self, observation: Observation) -> None:
         self.observation = observation
-        self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._guard_state)
+        self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._mask_state)
 
     def _reward(self, info: dict[str, Any]) -> float:
         true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]
