@@ -70,11 +70,13 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
         self._home = stream
         self._weights = RewardWeights(recipe.objective)
-        # The exported policy's own guard knows neither figures nor a purse, so the mask does not either.
+        # The mask is that of the guard that the exported policy carries: it knows neither losses nor what was refused
+        # for them, and counts what it let through as made.
         self._mask_guard = Guard(recipe.guard_config(), native_fits())
+        self._mask_state = self._mask_guard.initial_state()
         self._guard = guard_for(profile, recipe.quality_budget, recipe.guard_config())
         self._charge = Charge()
-        self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
+        self._guard_state = self._guard.initial_state()
         self._engine: SimulatedEngine | None = None
         self._episode: Episode | None = None
         self._price = recipe.price
@@ -130,10 +132,9 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(self, action: np.int64 | int) -> _Step:
         engine, observation = self._running()
         change = decode_action(legal_action(int(action), self._mask))
+        _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         context = GuardContext(observation, charge=self._charge)
         verdict, self._guard_state = self._guard.check(change, context, self._guard_state)
-        # As in the exported policy: what the inner guard lets through counts there as made, whatever the outer says.
-        _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
         vector, _, _, _, info = engine.step(allowed)
         self._charge = info["charge"]
