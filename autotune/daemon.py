@@ -19,9 +19,10 @@ from autotune.housekeeping import Housekeeping
 from autotune.loop import Loop
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
-from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
 from engine.clock import Clock
+from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
+from policies.choice import choice_of
 from policies.guards import what_holds
 from policies.rules import RuleSet
 
@@ -66,6 +67,7 @@ class Daemon:
         """Serve until stopped; everything that was started is stopped when it returns or raises."""
         parts, around = self._parts, self._around
         parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
+        self._tell_choice()
         self.loop.restore()
         _LOG.info("%s", what_holds(parts.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
@@ -146,9 +148,11 @@ class Daemon:
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
         same_rules = rules_document(rules) == rules_document(self._rules)
         same_policy = same_rules and old.policy == new.policy and old.targets == new.targets
-        policy = parts.policy if same_policy else policy_of(new, rules)
+        policy = parts.policy if same_policy else policy_of(new, rules, parts.clock)
         self.loop.configure(settings_of(new), env=env, policy=policy, guard=guard)
         self._config, self._rules = new, rules
+        if not same_policy:
+            self._tell_choice()
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
         parts.journal.start_run(self._run_id, run_document(new, rules))
@@ -162,6 +166,11 @@ class Daemon:
         if line != self._status_line and self.loop.ticks:
             self._status_line = line
             self.notifier.status(line)
+            _LOG.info("%s", line)
+
+    def _tell_choice(self) -> None:
+        choice = choice_of(self._parts.policy)
+        for line in choice.lines() if choice is not None else ():
             _LOG.info("%s", line)
 
     def _line(self) -> str:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.text import one_line
 from autotune.writers import OPERATOR_PREFIX
 from engine.paths import default_control_socket
+from engine.text import one_line
 
 if TYPE_CHECKING:
     from engine.control_client import ControlClient
+    from policies.base import Policy
 
 
 def given_path(text: str | Path) -> Path:
@@ -30,6 +31,15 @@ def given_path(text: str | Path) -> Path:
     if not str(text):
         raise typer.BadParameter("the path is empty; name one, or leave the option out")
     return Path(text)
+
+
+def tell_choice(policy: Policy | None) -> None:
+    """Of ``auto``: what it took and why nothing else, on stderr; nothing for any other policy."""
+    from policies.choice import choice_of  # noqa: PLC0415
+
+    choice = choice_of(policy)
+    for line in choice.lines() if choice is not None else ():
+        typer.echo(one_line(line), err=True)
 
 
 ControlOption = Annotated[
@@ -51,6 +61,12 @@ class CliError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+def check_writable(out: Path) -> None:
+    """What takes minutes should not end in a path that cannot be written. Raises CliError."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
 
 
 def fail_with(command: Callable[[], Any]) -> int:

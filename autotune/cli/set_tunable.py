@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect, operator
-from autotune.text import one_line
 from autotune.writers import RELEASE_PREFIX
+from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
 if TYPE_CHECKING:

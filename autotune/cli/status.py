@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect
-from autotune.text import one_line
 from engine.sizes import format_size
+from engine.text import one_line
 
 DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
@@ -38,10 +38,20 @@ def status(
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
         if daemon.get("quality"):
             typer.echo("quality: " + _quality_line(daemon["quality"]))
+        for line in _choice_lines(daemon.get("policy_choice")):
+            typer.echo("  " + one_line(line))
         for knob, who in daemon.get("overrides", {}).items():
             text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
             typer.echo("  " + one_line(text))
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
+
+
+def _choice_lines(choice: Any) -> list[str]:
+    """What auto took, and why nothing else that is bundled."""
+    if not isinstance(choice, dict):
+        return []
+    refused = [f"not {one['name']} ({one['reason']}): {one['why']}" for one in choice["refused"]]
+    return [f"auto took {choice['taken']}: {choice['why']}", *refused]
 
 
 def _engine(control: Any) -> tuple[dict[str, Any], str]:

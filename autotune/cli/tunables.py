@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import ControlOption, connect
-from autotune.text import one_line
 from autotune.writers import STARTUP_WRITER
+from engine.text import one_line
 from engine.tunables import TUNABLES
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._mask_state = self._mask_guard.initial_state()
         self._guard = guard_for(profile, recipe.quality_budget, recipe.guard_config())
         self._charge = Charge()
-        self._guard_state = self._guard.initial_state()
+        self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
         self._engine: SimulatedEngine | None = None
         self._episode: Episode | None = None
         self._price = recipe.price
@@ -135,6 +135,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         context = GuardContext(observation, charge=self._charge)
         verdict, self._guard_state = self._guard.check(change, context, self._guard_state)
+        # As in the exported policy: what the inner guard lets through counts there as made, whatever the outer says.
+        _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
         vector, _, _, _, info = engine.step(allowed)
         self._charge = info["charge"]
