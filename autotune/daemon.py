@@ -19,8 +19,9 @@ from autotune.housekeeping import Housekeeping
 from autotune.loop import Loop
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
+from autotune.run_document import rules_document, run_document
 from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
-from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
+from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of
 from engine.clock import Clock
 from policies.rules import RuleSet
 
@@ -53,7 +54,7 @@ class Daemon:
         self._run_id = uuid.uuid4().hex[:12]
         self.loop = Loop(parts, settings_of(config), run=self._run_id, boot=around.boot, before_turn=self._before_turn)
         self.notifier = Notifier.from_environment(around.environment, around.clock)
-        self._reload_wanted = False
+        self._reload_wanted, self._reloads = False, 0
         self.last_reload: Reload | None = None
         self._status_line = ""
         self.admin: AdminServer | None = None
@@ -110,7 +111,7 @@ class Daemon:
                 "needs_restart": reload.needs_restart,
                 "rejected": reload.rejected,
             }
-        return {**self.loop.reporter.status, "run": self._run_id, "last_reload": shown}
+        return {**self.loop.reporter.status, "run": self.loop.run_id, "last_reload": shown}
 
     def reload(self) -> Reload:
         """Read the file again and take it whole or not at all; the service manager hears of it in every case."""
@@ -148,7 +149,10 @@ class Daemon:
         self._config, self._rules = new, rules
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
-        parts.journal.start_run(self._run_id, run_document(new, rules))
+        # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.
+        self._reloads += 1
+        self.loop.run_id = f"{self._run_id}.{self._reloads}"
+        parts.journal.start_run(self.loop.run_id, run_document(new, rules))
         return plan
 
     def _before_turn(self) -> None:

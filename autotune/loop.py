@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autotune.collector import Health
+from autotune.deliberation import Thought, think
 from autotune.journal_file import Tick
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
@@ -20,7 +21,7 @@ from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy, PolicyState
-from policies.guard import Guard, GuardContext, GuardState, Verdict
+from policies.guard import Guard, GuardState, Verdict
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
@@ -55,7 +56,7 @@ class Loop:
         self.parts = parts
         self.settings = settings
         self.reporter = Reporter(parts)
-        self._run, self._boot = run, boot
+        self.run_id, self._boot = run, boot
         self._before_turn = before_turn or (lambda: None)
         now_ns = parts.clock.now_ns()
         self._polls = Ticker(settings.poll_s, now_ns)
@@ -133,7 +134,7 @@ class Loop:
             acted, body = False, {"scenario": "tick_error", "reason": self._problem}
         memory = self._memory
         parts.journal.append(
-            Tick(tick, self._run, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
+            Tick(tick, self.run_id, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
             _MEMORY,
             {
                 "boot": self._boot,
@@ -174,20 +175,17 @@ class Loop:
             problem = parts.collector.problem or parts.actuator.last_error
             reason = f"holding: engine {health} {problem}".rstrip()
             return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
-        decision = self._decide(observation)
-        verdict, guard_state = parts.guard.check(
-            decision.change, GuardContext(observation, writers), memory.guard_state
-        )
+        thought = think(parts.policy, parts.guard, observation, writers, memory.policy_state, memory.guard_state)
+        self._notice_error(thought)
+        decision, verdict = thought.decision, thought.verdict
+        memory.policy_state = thought.policy_state
         result = self._act(decision, verdict)
         if result is None or result.status not in _NOT_MADE:
-            memory.guard_state = guard_state
+            memory.guard_state = thought.guard_state
         record = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
         return record is not None or bool(others), {
             **body,
-            "scenario": decision.scenario,
-            "reason": decision.reason,
-            "proposal": None if decision.change is None else [decision.change.knob, decision.change.value],
-            "verdict": [verdict.code, verdict.text],
+            **thought.to_json(),
             "written": None if result is None else [result.status, result.why, result.revision],
             "decision": None if record is None else record.to_json(),
         }
@@ -201,17 +199,12 @@ class Loop:
             memory.policy_state = self.parts.policy.initial_state()
         memory.instance = instance
 
-    def _decide(self, observation: Observation) -> Decision:
-        policy, memory = self.parts.policy, self._memory
-        try:
-            decision, memory.policy_state = policy.decide(observation, memory.policy_state)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the answer is to leave the engine alone
-            self.parts.metrics.policy_errors.inc()
-            _LOG.exception("policy %s failed; nothing is changed", policy.name)
-            memory.policy_state = policy.initial_state()
-            self._problem = f"policy {policy.name} failed: {error!r}"
-            return Decision(None, "policy_error", self._problem)
-        return decision
+    def _notice_error(self, thought: Thought) -> None:
+        if thought.error is None:
+            return
+        self.parts.metrics.policy_errors.inc()
+        _LOG.error("policy %s failed; nothing is changed", self.parts.policy.name, exc_info=thought.error)
+        self._problem = thought.decision.reason
 
     def _act(self, decision: Decision, verdict: Verdict) -> ApplyResult | None:
         if verdict.change is None:

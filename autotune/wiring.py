@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -160,29 +159,3 @@ def build_parts(
         decisions=DecisionLog(),
         metrics=DaemonMetrics(registry),
     )
-
-
-def run_document(config: Config, rules: RuleSet) -> str:
-    """What the journal keeps of a run, so that its ticks can be replayed: configuration and rules, as JSON."""
-    return json.dumps({"config": config.model_dump(mode="json"), "rules": rules_document(rules)})
-
-
-def rules_document(rules: RuleSet) -> dict[str, Any]:
-    """The rules as JSON-able values, conditions as their text."""
-    return {
-        "name": rules.name,
-        "dwell_s": rules.dwell_s,
-        "otherwise": dict(rules.otherwise),
-        "rules": [
-            {
-                "name": rule.name,
-                "priority": rule.priority,
-                "when": rule.when.text,
-                "for_s": rule.for_s,
-                "release": None if rule.release is None else rule.release.text,
-                "release_for_s": rule.release_for_s,
-                "set": dict(rule.sets),
-            }
-            for rule in rules.rules
-        ],
-    }

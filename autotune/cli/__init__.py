@@ -21,6 +21,7 @@ _VERBS: Final = (
     "pins",
     "status",
     "decisions",
+    "replay_decisions",
     "check_config",
     "replay",
     "compare_formats",

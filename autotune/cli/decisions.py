@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
 from autotune.text import one_line
 
 if TYPE_CHECKING:
@@ -33,22 +32,12 @@ def register(app: typer.Typer) -> None:
 def decisions(
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=100_000, help="How many, the newest.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Journal; the configuration's or the default one if absent.", parser=given_path
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path
-        ),
-    ] = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """Show the daemon's recent decisions with their reasons and measured effects, oldest first."""
-    path = journal or _journal_of(config)
+    path = journal_path(journal, config)
     ticks = _read(path, number, 0)
     unmeasured = _show(ticks, as_json=as_json)
     last = max((tick.id for tick in ticks), default=0)
@@ -75,19 +64,6 @@ def _show(
         elif not as_json and (is_new or tick.id in unmeasured):
             typer.echo(_effect_line(tick.id, tick.effect))
     return frozenset(waiting)
-
-
-def _journal_of(config: Path | None) -> Path:
-    from autotune.config import ConfigError, load_config  # noqa: PLC0415
-    from autotune.journal_file import default_journal  # noqa: PLC0415
-
-    named = None
-    if config is not None:
-        try:
-            named = load_config(config).journal.path
-        except ConfigError as error:
-            raise CliError(str(error)) from error
-    return named or default_journal(os.environ, os.geteuid())
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:

@@ -9,12 +9,8 @@ from typing import Any, Never
 
 import pytest
 
-from autotune.wiring import check_rules
 from envs.port import Change
-from envs.spaces import Observation
 from policies.base import Decision
-from policies.guard import GuardContext, Writer
-from policies.threshold import ThresholdPolicy
 
 PRESSURE = "policy: {rules: literature}\n"
 
@@ -46,34 +42,6 @@ def test_every_tick_is_journalled_with_what_was_seen_and_done(make_rig: Any) -> 
     assert written
     assert written[0].body["written"][0] == "applied"
     assert written[0].acted
-
-
-def test_the_journal_replays_bit_for_bit(make_rig: Any) -> None:
-    rig = make_rig(PRESSURE)
-    seconds = iter(range(1000))
-
-    def changing() -> None:
-        share = 0.5 + 0.45 * math.sin(next(seconds) / 7)
-        rig.engine.set_usage(share, running=int(60 * share))
-        rig.engine.serve_requests(3)
-
-    rig.run_s(120, changing)
-    policy = ThresholdPolicy(check_rules(rig.config))
-    replayed = 0
-    for tick in rig.ticks():
-        if "verdict" not in tick.body:
-            continue
-        observation = Observation.from_json(tick.body["observation"])
-        decision, _ = policy.decide(observation, tick.body["policy_state"])
-        proposal = None if decision.change is None else [decision.change.knob, decision.change.value]
-        assert proposal == tick.body["proposal"]
-        assert decision.reason == tick.body["reason"]
-        writers = {knob: Writer(*entry) for knob, entry in tick.body["writers"].items()}
-        context = GuardContext(observation, writers)
-        verdict, _ = rig.parts.guard.check(decision.change, context, tick.body["guard_state"])
-        assert [verdict.code, verdict.text] == tick.body["verdict"]
-        replayed += proposal is not None
-    assert replayed > 3
 
 
 def test_what_a_change_did_is_measured_one_window_later(make_rig: Any) -> None:
