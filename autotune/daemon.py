@@ -15,13 +15,14 @@ from prometheus_client import CollectorRegistry
 
 from autotune.admin import AdminServer, admin_app
 from autotune.config import Config, ConfigError, load_config
+from autotune.deliberation import Minds
 from autotune.housekeeping import Housekeeping
 from autotune.loop import Loop
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
 from autotune.run_document import rules_document, run_document
 from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
-from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of
+from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
 from policies.rules import RuleSet
 
@@ -138,14 +139,14 @@ class Daemon:
         rules = check_rules(plan.config)
         parts, old, new = self._parts, self._config, plan.config
         # Everything is built before anything is replaced.
-        guard = guard_of(new)
         windows = ("targets", "objective", "window_s", "long_window_s")
         same_env = all(getattr(old, name) == getattr(new, name) for name in windows)
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
         same_rules = rules_document(rules) == rules_document(self._rules)
         same_policy = same_rules and old.policy == new.policy and old.targets == new.targets
-        policy = parts.policy if same_policy else policy_of(new, rules)
-        self.loop.configure(settings_of(new), env=env, policy=policy, guard=guard)
+        policy = parts.minds.policy if same_policy else policy_of(new, rules)
+        minds = Minds(policy, guard_of(new), watch_of(new))
+        self.loop.configure(settings_of(new), env=env, minds=minds)
         self._config, self._rules = new, rules
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")

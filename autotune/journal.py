@@ -103,6 +103,11 @@ class Journal:
         """Add what a tick's change did, once it has been measured."""
         self._write(("UPDATE ticks SET effect = ? WHERE id = ?", (_dump(effect), tick_id)))
 
+    def set_outcome(self, tick_id: int, outcome: str, why: str) -> None:
+        """Add to a tick's effect whether it was what had been expected."""
+        merge = "UPDATE ticks SET effect = json_set(coalesce(effect, '{}'), '$.outcome', ?, '$.why', ?) WHERE id = ?"
+        self._write((merge, (outcome, why, tick_id)))
+
     def recall(self, key: str) -> Any:
         """What the last tick kept under ``key``, in this run or an earlier one; None if nothing."""
         with self._lock, contextlib.suppress(sqlite3.Error, ValueError):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from autotune.collector import Health
-from autotune.deliberation import Thought, think
+from autotune.deliberation import Minds, States, Thought, made, think
 from autotune.journal_file import Tick
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
@@ -20,8 +20,8 @@ from autotune.ticker import Ticker
 from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
-from policies.base import Decision, Policy, PolicyState
-from policies.guard import Guard, GuardState, Verdict
+from policies.base import Decision, Policy
+from policies.guard import Verdict
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
@@ -33,8 +33,7 @@ _MEMORY: Final = "loop"
 class _Memory:
     """What the loop carries from tick to tick; journalled, and restored after a restart."""
 
-    policy_state: PolicyState
-    guard_state: GuardState
+    states: States
     instance: str | None = None  # the engine that the policy's state is about
 
 
@@ -61,7 +60,7 @@ class Loop:
         now_ns = parts.clock.now_ns()
         self._polls = Ticker(settings.poll_s, now_ns)
         self._ticks = Ticker(settings.tick_s, now_ns)
-        self._memory = _Memory(parts.policy.initial_state(), parts.guard.initial_state())
+        self._memory = _Memory(parts.minds.initial_states())
         self._stopping = False
         self._turned_ns = now_ns
         self._problem = ""
@@ -94,7 +93,7 @@ class Loop:
         limit_ns = max(10.0, 3 * self.settings.tick_s) * 1e9
         return self.parts.clock.now_ns() - self._turned_ns < limit_ns
 
-    def configure(self, settings: Settings, *, env: LiveEngine, policy: Policy, guard: Guard) -> None:
+    def configure(self, settings: Settings, *, env: LiveEngine, minds: Minds) -> None:
         """Take new settings and parts between two ticks; a new policy starts with a state of its own."""
         parts, now_ns = self.parts, self.parts.clock.now_ns()
         self._polls.set_period(settings.poll_s, now_ns)
@@ -103,9 +102,9 @@ class Loop:
         parts.actuator.mode = settings.mode
         if env is not parts.env:
             env.reset()
-        if policy is not parts.policy:
-            self._memory.policy_state = policy.initial_state()
-        parts.env, parts.policy, parts.guard = env, policy, guard
+        if minds.policy is not parts.minds.policy:
+            self._forget_policy(minds.policy)
+        parts.env, parts.minds = env, minds
         self.settings = settings
 
     def restore(self) -> bool:
@@ -114,9 +113,12 @@ class Loop:
         Monotonic times mean nothing after another boot. Policy and guard replace what they cannot use.
         """
         kept = self.parts.journal.recall(_MEMORY)
-        if not isinstance(kept, dict) or (kept.get("boot"), kept.get("name")) != (self._boot, self.parts.policy.name):
+        here = self._boot, self.parts.minds.policy.name
+        if not isinstance(kept, dict) or (kept.get("boot"), kept.get("name")) != here:
             return False
-        self._memory = _Memory(dict(kept["policy"]), dict(kept["guard"]), kept["instance"])
+        # A version without effects kept no state of their watch; it replaces what it cannot use.
+        states = States(dict(kept["policy"]), dict(kept["guard"]), dict(kept.get("watch") or {}))
+        self._memory = _Memory(states, kept["instance"])
         return True
 
     def _tick(self) -> None:
@@ -138,9 +140,10 @@ class Loop:
             _MEMORY,
             {
                 "boot": self._boot,
-                "name": parts.policy.name,
-                "policy": memory.policy_state,
-                "guard": memory.guard_state,
+                "name": parts.minds.policy.name,
+                "policy": memory.states.policy,
+                "guard": memory.states.guard,
+                "watch": memory.states.watch,
                 "instance": memory.instance,
             },
         )
@@ -163,11 +166,10 @@ class Loop:
         body: dict[str, Any] = {
             "health": health,
             "mode": self.settings.mode,
-            "policy": parts.policy.name,
+            "policy": parts.minds.policy.name,
             "observation": observation.to_json(),
             "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
-            "policy_state": memory.policy_state,
-            "guard_state": memory.guard_state,
+            **memory.states.to_json(),
             "reward": reward,
             "overrides_begun": [record.to_json() for record in others],
         }
@@ -175,17 +177,21 @@ class Loop:
             problem = parts.collector.problem or parts.actuator.last_error
             reason = f"holding: engine {health} {problem}".rstrip()
             return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
-        thought = think(parts.policy, parts.guard, observation, writers, memory.policy_state, memory.guard_state)
+        thought = think(parts.minds, observation, writers, memory.states)
         self._notice_error(thought)
-        decision, verdict = thought.decision, thought.verdict
-        memory.policy_state = thought.policy_state
+        decision, verdict, before = thought.decision, thought.verdict, memory.states
         result = self._act(decision, verdict)
-        if result is None or result.status not in _NOT_MADE:
-            memory.guard_state = thought.guard_state
+        kept = thought.to_json()
+        if result is not None and result.took_effect and result.change is not None:
+            thought = made(parts.minds, thought, result.change, tick, observation)
+        memory.states = thought.states
+        if result is not None and result.status in _NOT_MADE:
+            memory.states = replace(memory.states, guard=before.guard)
+        self.reporter.judged(thought.judged)
         record = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
         return record is not None or bool(others), {
             **body,
-            **thought.to_json(),
+            **kept,
             "written": None if result is None else [result.status, result.why, result.revision],
             "decision": None if record is None else record.to_json(),
         }
@@ -196,14 +202,17 @@ class Loop:
             return
         if memory.instance not in {None, instance}:
             # What a policy remembered of another instance says nothing about this one.
-            memory.policy_state = self.parts.policy.initial_state()
+            self._forget_policy(self.parts.minds.policy)
         memory.instance = instance
+
+    def _forget_policy(self, policy: Policy) -> None:
+        self._memory.states = replace(self._memory.states, policy=policy.initial_state())
 
     def _notice_error(self, thought: Thought) -> None:
         if thought.error is None:
             return
         self.parts.metrics.policy_errors.inc()
-        _LOG.error("policy %s failed; nothing is changed", self.parts.policy.name, exc_info=thought.error)
+        _LOG.error("policy %s failed; nothing is changed", self.parts.minds.policy.name, exc_info=thought.error)
         self._problem = thought.decision.reason
 
     def _act(self, decision: Decision, verdict: Verdict) -> ApplyResult | None:

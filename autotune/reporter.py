@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from envs.spaces import Observation
 from envs.window import StatsWindow
 from policies.base import Decision
 from policies.guard import Verdict, Writer
+from policies.rollback import Judgement
 
 _LOG: Final = logging.getLogger("autotune.decisions")
 
@@ -41,6 +43,14 @@ class Reporter:
         for tick, effect in self._pending.due(observation):
             self._parts.journal.set_effect(tick, effect)
             self._parts.decisions.set_effect(tick, effect)
+
+    def judged(self, judgements: Sequence[Judgement]) -> None:
+        """Add to earlier decisions whether they did what was expected."""
+        for judgement in judgements:
+            self._parts.journal.set_outcome(judgement.tick, str(judgement.outcome), judgement.why)
+            self._parts.decisions.set_effect(judgement.tick, judgement.to_json())
+            self._parts.metrics.judged_changes.labels(str(judgement.outcome)).inc()
+            _LOG.info("[%d] %s: %s", judgement.tick, judgement.outcome, judgement.why)
 
     def decision(
         self,
@@ -138,7 +148,7 @@ class Reporter:
             "engine": health,
             "problem": parts.collector.problem or parts.actuator.last_error or problem,
             "mode": settings.mode,
-            "policy": parts.policy.name,
+            "policy": parts.minds.policy.name,
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
             "overrides": {knob: f"{writer.writer}: {writer.reason}" for knob, writer in overrides.items()},

@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from autotune.config import Config
-from autotune.deliberation import think
+from autotune.deliberation import Minds, States, think
 from autotune.journal_file import Tick
 from autotune.run_document import RunError, read_run
 from envs.spaces import Observation
-from policies.base import Policy
-from policies.guard import Guard, Writer
+from policies.guard import Writer
 from policies.rules import RuleSet
 
-_COMPARED: Final = ("scenario", "reason", "proposal", "verdict", "after")
+_COMPARED: Final = ("scenario", "reason", "proposal", "verdict", "judged", "predicted", "after")
 _LATE: Final = "too-late:"  # how a learned policy begins a reason that depended on how long it took
 _MOST_LINES: Final = 20
 
-Makers = tuple[Callable[[Config, RuleSet], Policy], Callable[[Config], Guard]]
+Maker = Callable[[Config, RuleSet], Minds]
 
 
 @dataclass
@@ -49,11 +48,11 @@ class Replayed:
 
 
 class Rethinker:
-    """Keeps one policy and guard per run; ``runs`` are the journal's documents, ``makers`` build from them."""
+    """Keeps what decides per run; ``runs`` are the journal's documents, ``maker`` builds from them."""
 
-    def __init__(self, runs: Mapping[str, Mapping[str, Any]], makers: Makers) -> None:
-        self._runs, self._makers = runs, makers
-        self._made: dict[str, tuple[Policy, Guard] | str] = {}
+    def __init__(self, runs: Mapping[str, Mapping[str, Any]], maker: Maker) -> None:
+        self._runs, self._maker = runs, maker
+        self._made: dict[str, Minds | str] = {}
 
     def replay(self, ticks: Iterable[Tick]) -> Replayed:
         """Decide every tick again."""
@@ -88,7 +87,7 @@ class Rethinker:
         try:
             observation = Observation.from_json(body["observation"])
             writers = {knob: Writer(*entry) for knob, entry in body["writers"].items()}
-            again = think(*made, observation, writers, body["policy_state"], body["guard_state"]).to_json()
+            again = think(made, observation, writers, States.from_json(body)).to_json()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             result.damaged += 1
             result.tell(f"{tick.id}: cannot be read: {error!r:.80}")
@@ -101,18 +100,16 @@ class Rethinker:
         name = differing[0]
         result.tell(f"{tick.id}: {name} was {body.get(name)!r:.150}, is {again[name]!r:.150}")
 
-    def _parts(self, run: str) -> tuple[Policy, Guard] | str:
+    def _parts(self, run: str) -> Minds | str:
         if run not in self._made:
             self._made[run] = self._make(run)
         return self._made[run]
 
-    def _make(self, run: str) -> tuple[Policy, Guard] | str:
+    def _make(self, run: str) -> Minds | str:
         if run not in self._runs:
             return "the journal does not hold its configuration"
-        policy_of, guard_of = self._makers
         try:
-            config, rules = read_run(self._runs[run])
-            return policy_of(config, rules), guard_of(config)
+            return self._maker(*read_run(self._runs[run]))
         except RunError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  # files of long ago may be anything by now

@@ -102,6 +102,35 @@ class RatesByCost(Section):
     background: Rate = Rate(changes=12)
 
 
+class EffectsSection(Section):
+    """What follows a change: it is judged one window later, taken back if it missed, and not tried again as long as the
+    load is the same.
+    """
+
+    rollback: bool = Field(default=True, description="Take back what missed; false only tells.")
+    tolerance: float = Field(
+        default=0.25, ge=0, le=10, description="A tail over target counts if worse than before and predicted by this."
+    )
+    cool_down_s: float = Field(default=60, ge=0, le=86400, description="How long a knob stays after a rollback.")
+    differs: float = Field(
+        default=0.3,
+        gt=0,
+        le=10,
+        description="Arrivals, KV demand or lengths that differ by this share make another load.",
+    )
+    canary: tuple[str, ...] = Field(
+        default=(), description="Knobs whose coarse changes begin with one step that is judged first."
+    )
+
+    @field_validator("canary")
+    @classmethod
+    def _known_knobs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [knob for knob in value if knob not in TUNABLES]
+        if unknown:
+            raise ValueError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}")
+        return value
+
+
 class GuardSection(Section):
     """What the guard enforces on every proposal, whoever made it."""
 
@@ -117,6 +146,7 @@ class GuardSection(Section):
     native_fits: float = Field(
         default=0.95, gt=0, le=16, description="No return to native above this share of the pool in native demand."
     )
+    effects: EffectsSection = EffectsSection()
 
     @field_validator("knob_dwell_s")
     @classmethod

@@ -34,6 +34,9 @@ class VerdictCode(StrEnum):
     DWELL = "dwell"  # the knob was moved too recently
     RATE_LIMIT = "rate_limit"  # too many changes of its cost class lately
     INFEASIBLE = "infeasible"  # the state cannot be reached or held
+    FAILED_BEFORE = "failed_before"  # rolled back under the same load
+    COOL_DOWN = "cool_down"  # its knob was rolled back too recently
+    CANARY = "canary"  # a first step of its knob has not been judged yet
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,16 @@ class GuardContext:
     """What the guard may look at.
 
     ``writers``: by knob; one that nobody wrote since the engine started is missing. ``released``: knobs that the
-    operator has given back, with the revision of the write that is thereby forgiven.
+    operator has given back, with the revision of the write that is thereby forgiven. ``barred``: by knob or by
+    ``knob=value``, what :mod:`policies.rollback` objects to. ``is_rollback``: the proposal takes back a change that
+    missed, so it need not wait for its knob to have dwelt.
     """
 
     observation: Observation
     writers: Mapping[str, Writer] = field(default_factory=dict)
     released: Mapping[str, int] = field(default_factory=dict)
+    barred: Mapping[str, tuple[VerdictCode, str]] = field(default_factory=dict)
+    is_rollback: bool = False
 
 
 Feasibility = Callable[[Change, Observation], str | None]
@@ -191,7 +198,9 @@ class Guard:
             if knob not in in_force or self._untimely(TUNABLES[knob], context, state) is not None:
                 continue
             for change in changes:
-                if in_force[knob] == change.value or (knob in asked and self._not_taken(change, context, state)):
+                if in_force[knob] == change.value or str(change) in context.barred:
+                    continue
+                if knob in asked and self._not_taken(change, context, state):
                     continue
                 if self._feasible is None or self._feasible(change, context.observation) is None:
                     found.append(change)
@@ -246,6 +255,8 @@ class Guard:
         objection = self._untimely(tunable, context, state) or self._not_taken(change, context, state)
         if objection is not None:
             return objection
+        if str(change) in context.barred:
+            return Verdict(*context.barred[str(change)])
         why_not = self._feasible(change, context.observation) if self._feasible else None
         if why_not is not None:
             return Verdict(VerdictCode.INFEASIBLE, f"{change}: {why_not}")
@@ -263,10 +274,12 @@ class Guard:
             because = f" ({writer.reason})" if writer.reason else ""
             text = f"{knob}: set by {writer.writer}{because} at revision {writer.revision}; left alone until released"
             return Verdict(VerdictCode.OVERRIDE, text)
+        if knob in context.barred and not context.is_rollback:
+            return Verdict(*context.barred[knob])
         now_ns, kind = observation.stamp_ns, tunable.cost_class
         asked = state["asked"].get(knob)
         dwell_s = config.knob_dwell_s.get(knob, config.dwell_s.get(kind, 0.0))
-        if asked is not None and now_ns - asked[1] < round(dwell_s * 1e9):
+        if asked is not None and now_ns - asked[1] < round(dwell_s * 1e9) and not context.is_rollback:
             age_s = (now_ns - asked[1]) / 1e9
             return Verdict(VerdictCode.DWELL, f"{knob}: moved {age_s:.1f} s ago, stays for {dwell_s:g} s")
         limit = config.rates.get(kind)

@@ -97,12 +97,13 @@ def _effect_line(tick: int, effect: Any) -> str:
         return one_line(f"         [{tick}] effect unknown: {effect['unknown']}")
     parts = []
     for name, label, unit in _SHOWN_EFFECTS:
-        before, after = effect["before"].get(name), effect["after"].get(name)
+        before, after = effect.get("before", {}).get(name), effect.get("after", {}).get(name)
         if before is not None or after is not None:
             parts.append(f"{label} {_figure(before)} -> {_figure(after)} {unit}".rstrip())
     others = effect.get("together_with") or []
     also = f" (together with {', '.join(map(str, others))})" if others else ""
-    return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}", 1000)
+    outcome = f"; {effect['outcome']}" if "outcome" in effect else ""
+    return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}{outcome}", 1000)
 
 
 def _figure(value: float | None) -> str:

@@ -23,12 +23,12 @@ def replay_decisions(
     """Run policy and guard again on what every tick recorded. Exit code 0 only if all came out the same."""
     from autotune.journal_file import JournalError, read_runs, read_ticks_between  # noqa: PLC0415
     from autotune.rethinking import Rethinker  # noqa: PLC0415
-    from autotune.wiring import guard_of, policy_of  # noqa: PLC0415
+    from autotune.wiring import minds_of  # noqa: PLC0415
 
     first, last = _range(ids)
     path: Path = journal_path(journal, config)
     try:
-        replayed = Rethinker(read_runs(path), (policy_of, guard_of)).replay(read_ticks_between(path, first, last))
+        replayed = Rethinker(read_runs(path), minds_of).replay(read_ticks_between(path, first, last))
     except JournalError as error:
         raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     if not replayed.ticks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Never
 
@@ -125,9 +126,9 @@ def test_a_policy_that_raises_changes_nothing_and_is_counted(make_rig: Any) -> N
             raise ZeroDivisionError("by nothing")
 
     rig = make_rig()
-    rig.parts.policy = Broken()
+    rig.parts.minds = replace(rig.parts.minds, policy=Broken())
     rig.run_s(15, lambda: pressed(rig.engine))
-    assert rig.parts.policy.calls == 15
+    assert rig.parts.minds.policy.calls == 15
     assert rig.engine.state.revision == 0
     assert rig.metric("autotune_policy_errors_total") == 15
     assert rig.daemon.status()["healthy"] is False
@@ -148,7 +149,7 @@ def test_a_policy_that_always_asks_stops_at_the_bound(make_rig: Any) -> None:
             return Decision(Change("max_num_seqs", offered[0]), "more", "always more"), state
 
     rig = make_rig("guard: {rates: {step: {changes: 1000}}}\n")
-    rig.parts.policy = Greedy()
+    rig.parts.minds = replace(rig.parts.minds, policy=Greedy())
     rig.run_s(200, lambda: rig.engine.serve_requests(1))
     assert rig.engine.state.desired["max_num_seqs"] == 256
     applied = [entry for entry in rig.decisions() if entry[2] == "applied"]

@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Never
 
@@ -17,7 +18,7 @@ from autotune.config import parse_config
 from autotune.journal_file import read_runs, read_ticks_between
 from autotune.rethinking import Replayed, Rethinker
 from autotune.run_document import RunError, digest_of, read_run, rules_document, run_document
-from autotune.wiring import check_rules, guard_of, policy_of
+from autotune.wiring import check_rules, minds_of
 from policies.rules import presets
 
 PRESSURE = "policy: {rules: literature}\n"
@@ -36,7 +37,7 @@ def swinging(rig: Any) -> Callable[[], None]:
 
 def replayed(rig: Any) -> Replayed:
     path = rig.parts.journal.path
-    return Rethinker(read_runs(path), (policy_of, guard_of)).replay(read_ticks_between(path, 1))
+    return Rethinker(read_runs(path), minds_of).replay(read_ticks_between(path, 1))
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_tick_that_was_tampered_with_differs(ran: Any, path: list[str], value:
         place = place[key]
     place[path[-1]] = value
     ticks[3] = type(ticks[3])(**{**vars(ticks[3]), "body": changed})
-    result = Rethinker(runs, (policy_of, guard_of)).replay(ticks)
+    result = Rethinker(runs, minds_of).replay(ticks)
     assert (result.differ, result.same) == (1, len(ticks) - 1)
     assert told in result.lines[0]
 
@@ -142,11 +143,13 @@ def test_a_policy_that_raises_is_replayed_as_such(make_rig: Any) -> None:
             raise ZeroDivisionError("by nothing")
 
     rig = make_rig()
-    rig.parts.policy = Broken()
+    rig.parts.minds = replace(rig.parts.minds, policy=Broken())
     rig.parts.journal.start_run(rig.loop.run_id, run_document(rig.config, check_rules(rig.config)))
     rig.run_s(5, lambda: rig.engine.serve_requests(1))
     path = rig.parts.journal.path
-    again = Rethinker(read_runs(path), (lambda *_: Broken(), guard_of)).replay(read_ticks_between(path, 1))
+    again = Rethinker(read_runs(path), lambda config, rules: replace(minds_of(config, rules), policy=Broken())).replay(
+        read_ticks_between(path, 1)
+    )
     assert (again.same, again.ticks) == (5, 5)
     assert replayed(rig).differ == 5  # the rules do not raise
 

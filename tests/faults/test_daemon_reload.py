@@ -116,11 +116,11 @@ def test_a_missing_file_and_a_failure_inside_are_refusals(managed: Any, monkeypa
 def test_windows_and_policy_state_survive_a_reload_that_does_not_touch_them(managed: Any) -> None:
     rig, _ = managed
     rig.run_s(12, lambda: rig.engine.serve_requests(2))
-    env, policy = rig.parts.env, rig.parts.policy
+    env, policy = rig.parts.env, rig.parts.minds.policy
     rig.write_config(PRESSURE + "guard: {dwell_s: {background: 1}}\n")
     reload(rig, rig.config_path.read_text())
     assert rig.parts.env is env
-    assert rig.parts.policy is policy
+    assert rig.parts.minds.policy is policy
     rig.write_config(PRESSURE + "targets: {ttft_s: 9}\n")
     reload(rig, rig.config_path.read_text())
     assert rig.parts.env is not env
@@ -134,10 +134,10 @@ def test_changed_rules_in_the_same_file_are_taken(managed: Any, tmp_path: Path) 
     rules.write_text(text % 0.5)
     rig.write_config(f"policy: {{rules: {rules}}}\n")
     assert reload(rig, rig.config_path.read_text()).applied == ["policy.rules"]
-    policy = rig.parts.policy
+    policy = rig.parts.minds.policy
     rules.write_text(text % 0.6)
     assert reload(rig, rig.config_path.read_text()).applied == ["policy.rules (the file's content)"]
-    assert rig.parts.policy is not policy
+    assert rig.parts.minds.policy is not policy
     rules.write_text("rules: [{when: nonsense}]")
     outcome = reload(rig, rig.config_path.read_text())
     assert all(line.startswith("policy.rules: ") for line in outcome.rejected)
