@@ -108,6 +108,10 @@ class Journal:
         merge = "UPDATE ticks SET effect = json_set(coalesce(effect, '{}'), '$.outcome', ?, '$.why', ?) WHERE id = ?"
         self._write((merge, (outcome, why, tick_id)))
 
+    def remember(self, key: str, value: object) -> None:
+        """Keep ``value`` for :meth:`recall`, apart from any tick."""
+        self._write(("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, _dump(value))))
+
     def recall(self, key: str) -> Any:
         """What the last tick kept under ``key``, in this run or an earlier one; None if nothing."""
         with self._lock, contextlib.suppress(sqlite3.Error, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from autotune.collector import Health
@@ -17,8 +17,10 @@ from autotune.journal_file import Tick
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
 from autotune.ticker import Ticker
+from autotune.writers import OWN_WRITER
+from engine.tunables import TunableValue
 from envs.live import LiveEngine
-from envs.port import ApplyResult, ApplyStatus
+from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy
 from policies.guard import Verdict
@@ -35,6 +37,7 @@ class _Memory:
 
     states: States
     instance: str | None = None  # the engine that the policy's state is about
+    replaced: dict[str, TunableValue] = field(default_factory=dict)  # what its own changes replaced, by knob
 
 
 class Loop:
@@ -107,19 +110,43 @@ class Loop:
         parts.env, parts.minds = env, minds
         self.settings = settings
 
-    def restore(self) -> bool:
-        """Go on where the journal's last run stopped; False when it was in another boot or had another policy.
+    def set_mode(self, mode: str) -> None:
+        """Take another mode from the next tick on."""
+        self.settings.mode = self.parts.actuator.mode = mode
 
-        Monotonic times mean nothing after another boot. Policy and guard replace what they cannot use.
+    def restore(self) -> bool:
+        """Go on where the journal's last run stopped; False when that was in another boot.
+
+        Monotonic times mean nothing after another boot. Another policy starts with a state of its own.
         """
         kept = self.parts.journal.recall(_MEMORY)
-        here = self._boot, self.parts.minds.policy.name
-        if not isinstance(kept, dict) or (kept.get("boot"), kept.get("name")) != here:
+        if not isinstance(kept, dict) or kept.get("boot") != self._boot:
             return False
-        # A version without effects kept no state of their watch; it replaces what it cannot use.
-        states = States(dict(kept["policy"]), dict(kept["guard"]), dict(kept.get("watch") or {}))
-        self._memory = _Memory(states, kept["instance"])
+        # A version without effects kept no state of their watch; each replaces what it cannot use.
+        fresh = self.parts.minds.initial_states()
+        policy = dict(kept["policy"]) if kept.get("name") == self.parts.minds.policy.name else fresh.policy
+        states = States(policy, dict(kept["guard"]), dict(kept.get("watch") or {}))
+        self._memory = _Memory(states, kept["instance"], dict(kept.get("replaced") or {}))
         return True
+
+    def restore_engine(self) -> None:
+        """Set every knob that is still as the daemon left it to what its first change replaced; tell and journal it."""
+        parts, tick = self.parts, self.parts.journal.next_id
+        parts.actuator.refresh()
+        parts.actuator.reason = "the daemon stops: as before its changes"
+        records = []
+        for knob, value in self._memory.replaced.items():
+            writer = parts.actuator.writers().get(knob)
+            view = parts.actuator.view
+            if view is None or writer is None or writer.writer != OWN_WRITER or view["desired"].get(knob) == value:
+                continue
+            old, result = view["desired"].get(knob), parts.actuator.apply(Change(knob, value))
+            records.append(self.reporter.at_exit(tick, knob, old, value, result))
+        if records:
+            parts.journal.next_id += 1
+            body = {"scenario": "exit", "mode": self.settings.mode, "at_exit": [row.to_json() for row in records]}
+            row = Tick(tick, self.run_id, parts.clock.wall_s(), parts.clock.now_ns(), acted=True, body=body)
+            parts.journal.append(row, "exit", {})
 
     def _tick(self) -> None:
         parts = self.parts
@@ -145,6 +172,7 @@ class Loop:
                 "guard": memory.states.guard,
                 "watch": memory.states.watch,
                 "instance": memory.instance,
+                "replaced": memory.replaced,
             },
         )
         self.reporter.publish(self.settings, ticks=self.ticks, missed_ticks=self._ticks.missed, problem=self._problem)
@@ -160,6 +188,8 @@ class Loop:
         observation: Observation = info["observation"]
         self._notice_instance(observation.instance)
         others = self.reporter.other_writers(tick)
+        for record in others:  # what a person has set is what the daemon's next change replaces
+            memory.replaced.pop(record.knob, None)
         self.reporter.effects(observation)
         writers = parts.actuator.writers()
         health = parts.collector.health
@@ -184,16 +214,17 @@ class Loop:
         kept = thought.to_json()
         if result is not None and result.took_effect and result.change is not None:
             thought = made(parts.minds, thought, result.change, tick, observation)
+            memory.replaced.setdefault(result.change.knob, observation.tunables[result.change.knob])
         memory.states = thought.states
         if result is not None and result.status in _NOT_MADE:
             memory.states = replace(memory.states, guard=before.guard)
         self.reporter.judged(thought.judged)
-        record = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
-        return record is not None or bool(others), {
+        told = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
+        return told is not None or bool(others), {
             **body,
             **kept,
             "written": None if result is None else [result.status, result.why, result.revision],
-            "decision": None if record is None else record.to_json(),
+            "decision": None if told is None else told.to_json(),
         }
 
     def _notice_instance(self, instance: str | None) -> None:
@@ -203,6 +234,7 @@ class Loop:
         if memory.instance not in {None, instance}:
             # What a policy remembered of another instance says nothing about this one.
             self._forget_policy(self.parts.minds.policy)
+            memory.replaced = {}
         memory.instance = instance
 
     def _forget_policy(self, policy: Policy) -> None:

@@ -13,7 +13,7 @@ from autotune.decisions import DecisionRecord
 from autotune.effects import PendingEffects
 from autotune.metrics import Snapshot
 from autotune.parts import Parts, Settings
-from autotune.writers import OWN_WRITER
+from autotune.writers import OWN_WRITER, named
 from engine.tunables import TunableValue
 from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation
@@ -91,6 +91,17 @@ class Reporter:
             self._pending.add(tick, observation, settings.window_s)
         return record
 
+    def at_exit(
+        self, tick: int, knob: str, old: TunableValue | None, new: TunableValue, result: ApplyResult
+    ) -> DecisionRecord:
+        """Tell of a knob that is set back because the daemon stops."""
+        record = DecisionRecord(
+            tick, self._parts.clock.wall_s(), knob, old, new, "exit", self._parts.actuator.reason, OWN_WRITER,
+            str(result.status), result.why,
+        )  # fmt: skip
+        self._show(record)
+        return record
+
     def other_writers(self, tick: int) -> list[DecisionRecord]:
         """Tell once about every write by somebody else. The first look only learns what is there."""
         view = self._parts.actuator.view
@@ -100,6 +111,8 @@ class Reporter:
         seen, self._seen_writers = self._seen_writers, writers
         values, self._seen_values = self._seen_values, dict(view["desired"])
         records = []
+        for knob in (seen or {}).keys() - writers.keys():
+            _LOG.info("%s is the daemon's again", knob)
         for knob, writer in writers.items():
             if seen is None or seen.get(knob) == writer or writer.writer == OWN_WRITER:
                 continue
@@ -113,7 +126,7 @@ class Reporter:
                 reason=writer.reason,
                 writer=writer.writer,
                 verdict="applied",
-                why=f"set by {writer.writer}; left alone until `autotune release {knob}`",
+                why=f"set by {self._named(writer)}; left alone until `autotune release {knob}`",
             )
             self._parts.metrics.count_decision(knob, record.new, "override", writer.writer, "applied")
             self._show(record)
@@ -151,7 +164,7 @@ class Reporter:
             "policy": parts.minds.policy.name,
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
-            "overrides": {knob: f"{writer.writer}: {writer.reason}" for knob, writer in overrides.items()},
+            "overrides": {knob: f"{self._named(writer)}: {writer.reason}" for knob, writer in overrides.items()},
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
             "values": dict(observation.values),
@@ -159,6 +172,9 @@ class Reporter:
             "seconds_since_change": age_s,
             "journal": {"path": str(parts.journal.path), "last_error": parts.journal.counters.last_error},
         }
+
+    def _named(self, writer: Writer) -> str:
+        return named(writer.writer, self._parts.clock.now_ns())
 
     def _show(self, record: DecisionRecord) -> None:
         self._parts.decisions.append(record)

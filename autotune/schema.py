@@ -193,11 +193,18 @@ class JournalSection(Section):
 
 
 class AdminSection(Section):
-    """HTTP for metrics and decisions; no authentication, therefore loopback unless told otherwise."""
+    """HTTP for metrics and decisions, readable without authentication, therefore on loopback unless told otherwise;
+    what changes anything needs the token.
+    """
 
     enabled: bool = Field(default=True, json_schema_extra=RESTART)
     host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=RESTART)
     port: int = Field(default=9466, ge=0, le=65535, description="0 takes a free one.", json_schema_extra=RESTART)
+    token_file: Path | None = Field(
+        default=None,
+        description="Secret that `autotune mode` and `reload` need; made beside the journal if absent.",
+        json_schema_extra=RESTART,
+    )
 
 
 class HousekeepingSection(Section):
@@ -214,6 +221,10 @@ class Config(Section):
     window_s: float = Field(default=10, gt=0, le=3600, description="Seconds over which load and latency are judged.")
     long_window_s: float = Field(default=60, gt=0, le=86400, description="Seconds for lengths and outcomes.")
     tick_s: float = Field(default=1, ge=0.05, le=600, description="Seconds between two decisions.")
+    on_exit: Literal["leave", "restore"] = Field(
+        default="leave",
+        description="When the daemon is stopped: leave the engine's settings, or restore what its changes replaced.",
+    )
     engine: EngineSection = EngineSection()
     targets: TargetsSection = TargetsSection()
     policy: PolicySection = PolicySection()

@@ -188,7 +188,7 @@ def build_parts(
     ConfigError for a profile that cannot be used.
     """
     latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
-    actuator = Actuator(control, mode=config.mode, latest=latest)
+    actuator = Actuator(control, mode=config.mode, latest=latest, now_ns=clock.now_ns)
     collector = Collector(actuator.poll, clock, long_s=config.long_window_s, stale_after_s=config.engine.stale_after_s)
     return Parts(
         clock=clock,

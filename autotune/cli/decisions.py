@@ -77,7 +77,7 @@ def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:
     own = tick.body.get("decision")
-    return [*tick.body.get("overrides_begun", []), *([own] if own else [])]
+    return [*tick.body.get("overrides_begun", []), *([own] if own else []), *tick.body.get("at_exit", [])]
 
 
 def _took_effect(tick: Tick) -> bool:
