@@ -25,6 +25,7 @@ _VERBS: Final = (
     "undo",
     "orders",
     "replay_decisions",
+    "score_advice",
     "check_config",
     "replay",
     "compare_formats",

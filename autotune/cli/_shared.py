@@ -121,6 +121,16 @@ def journal_path(journal: Path | None, config: Path | None) -> Path:
     return named or default_journal(os.environ, os.geteuid())
 
 
+def tick_range(text: str) -> tuple[int, int | None]:
+    """``""``, ``"120"`` or ``"120-180"`` as the first tick and the last one, None for no end."""
+    first, dash, last = text.partition("-")
+    if not text:
+        return 1, None
+    if not first.isdecimal() or (dash and not last.isdecimal()) or len(text) > 40:
+        raise CliError(f"{text!r}: give a tick such as 120, or a range such as 120-180", 2)
+    return int(first), int(last) if dash else int(first)
+
+
 def operator() -> str:
     """The writer name of the person at the command line."""
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, tick_range
 from autotune.text import one_line
 
 
@@ -25,7 +25,7 @@ def replay_decisions(
     from autotune.rethinking import Rethinker  # noqa: PLC0415
     from autotune.wiring import minds_of  # noqa: PLC0415
 
-    first, last = _range(ids)
+    first, last = tick_range(ids)
     path: Path = journal_path(journal, config)
     try:
         replayed = Rethinker(read_runs(path), minds_of).replay(read_ticks_between(path, first, last))
@@ -37,12 +37,3 @@ def replay_decisions(
         typer.echo(one_line(line))
     typer.echo(replayed.summary())
     return int(replayed.same + replayed.held != replayed.ticks)
-
-
-def _range(text: str) -> tuple[int, int | None]:
-    first, dash, last = text.partition("-")
-    if not text:
-        return 1, None
-    if not first.isdecimal() or (dash and not last.isdecimal()) or len(text) > 40:
-        raise CliError(f"{text!r}: give a tick such as 120, or a range such as 120-180", 2)
-    return int(first), int(last) if dash else int(first)
