@@ -7,7 +7,7 @@ figures and a failing policy all come down to "do nothing, and say so".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from autotune.deliberation import Minds, States, Thought, made, think
 from autotune.journal_file import Tick
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
+from autotune.rivals import Rivals
 from autotune.ticker import Ticker
 from autotune.writers import OWN_WRITER
 from engine.tunables import TunableValue
@@ -23,12 +24,14 @@ from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy
-from policies.guard import Verdict
+from policies.guard import Verdict, Writer
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
 _NOT_MADE: Final = frozenset({ApplyStatus.CONFLICT, ApplyStatus.LOST})
 _MEMORY: Final = "loop"
+RIVAL_HOLD_S: Final = 60.0
+"""How long nothing is written after another daemon has been seen to write."""
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Loop:
         self._polls = Ticker(settings.poll_s, now_ns)
         self._ticks = Ticker(settings.tick_s, now_ns)
         self._memory = _Memory(parts.minds.initial_states())
+        self._rivals, self._rival_text, self._rival_until_ns = Rivals(), "", 0
         self._stopping = False
         self._turned_ns = now_ns
         self._problem = ""
@@ -192,6 +196,7 @@ class Loop:
             memory.replaced.pop(record.knob, None)
         self.reporter.effects(observation)
         writers = parts.actuator.writers()
+        rival = self._rival(writers)
         health = parts.collector.health
         body: dict[str, Any] = {
             "health": health,
@@ -207,10 +212,15 @@ class Loop:
             problem = parts.collector.problem or parts.actuator.last_error
             reason = f"holding: engine {health} {problem}".rstrip()
             return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
+        if rival:
+            self._problem = rival
+            return bool(others), {**body, "scenario": "other_daemon", "reason": f"holding: {rival}"}
         thought = think(parts.minds, observation, writers, memory.states)
         self._notice_error(thought)
         decision, verdict, before = thought.decision, thought.verdict, memory.states
         result = self._act(decision, verdict)
+        if result is not None and verdict.change is not None:
+            self._rivals.wrote(verdict.change, result)
         kept = thought.to_json()
         if result is not None and result.took_effect and result.change is not None:
             thought = made(parts.minds, thought, result.change, tick, observation)
@@ -239,6 +249,16 @@ class Loop:
 
     def _forget_policy(self, policy: Policy) -> None:
         self._memory.states = replace(self._memory.states, policy=policy.initial_state())
+
+    def _rival(self, writers: Mapping[str, Writer]) -> str:
+        """Why nothing is written for now: another daemon writes to this engine. Empty if none does."""
+        view, now_ns = self.parts.actuator.view, self.parts.clock.now_ns()
+        found = None if view is None else self._rivals.look(view["instance"], writers)
+        if found is not None:
+            self._rival_text = f"another daemon writes to this engine ({found}); stop one of them"
+            self._rival_until_ns = now_ns + round(RIVAL_HOLD_S * 1e9)
+            _LOG.error("%s; nothing is written for %g s", self._rival_text, RIVAL_HOLD_S)
+        return self._rival_text if now_ns < self._rival_until_ns else ""
 
     def _notice_error(self, thought: Thought) -> None:
         if thought.error is None:

@@ -137,6 +137,8 @@ def test_a_policy_that_raises_changes_nothing_and_is_counted(make_rig: Any) -> N
 
 
 def test_a_policy_that_always_asks_stops_at_the_bound(make_rig: Any) -> None:
+    """Case J.37 as a whole daemon."""
+
     class Greedy:
         name = "greedy"
 
@@ -172,6 +174,7 @@ def test_constant_load_in_the_band_does_not_flap(make_rig: Any) -> None:
 
 
 def test_wall_clock_jumps_do_not_disturb_the_tick(make_rig: Any) -> None:
+    """Case K.41: the wall clock goes back two minutes, forward two, forward a day; the period stays, no burst."""
     rig = make_rig(PRESSURE)
     for jump_s in (-120, 120, 86_400):
         before = rig.loop.ticks

@@ -43,6 +43,7 @@ def reload(rig: Any, text: str) -> Any:
 
 
 def test_a_good_reload_is_announced_and_applied(managed: Any) -> None:
+    """Case M.47; pings during a slow one are in tests/autotune/test_daemon_process.py."""
     rig, told = managed
     rig.write_config(PRESSURE + "mode: advise\n")
     outcome = reload(rig, rig.config_path.read_text())
@@ -54,6 +55,7 @@ def test_a_good_reload_is_announced_and_applied(managed: Any) -> None:
 
 
 def test_bad_file_leaves_the_old_one_whole_and_a_later_good_one_applies(managed: Any) -> None:
+    """Case M.48."""
     rig, told = managed
     good = rig.config_path.read_text()
     for bad in ("mode: [", "mode: off\nnosuch: 1\n", "policy: {rules: /nowhere.yaml}\nmode: off\n", "tick_s: -1\n"):
@@ -78,6 +80,7 @@ def test_unknown_key_is_told_with_its_path(managed: Any) -> None:
 
 
 def test_live_and_restart_only_keys_are_told_apart(managed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Case M.49."""
     rig, told = managed
     caplog.set_level("INFO")
     rig.write_config(PRESSURE + "tick_s: 2\njournal: {path: /elsewhere.db}\n")
