@@ -261,6 +261,10 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         """Whether an executor should report attention at all."""
         return self._settings.observes
 
+    def may_observe(self, request: Request) -> bool:
+        """Whether some step of the request may have to report attention, as things are set."""
+        return self._evictor.may_observe(request, self._settings)
+
     def observed_queries(self, request: Request, start: int, stop: int) -> int:
         """How many of the last queries of positions ``start .. stop`` an executor should report the attention of."""
         return self._evictor.observed_queries(request, start, stop, self._settings)

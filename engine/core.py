@@ -194,8 +194,8 @@ class EngineCore:
         if self._pacer is not None:
             self._scheduler.set_recode_budget(self._pacer.budget_tokens())
         requests = self._scheduler.steady()
-        if not requests:
-            return ()
+        if not requests or any(map(self._cache.may_observe, requests)):
+            return ()  # a run reports no attention
         run = DecodeRun(self._scheduler, requests, self._live.by_id, self._stats, pace, self._clock, self._pacer)
         run.run(until_ns)
         for request in run.finished:

@@ -1,9 +1,12 @@
-"""Requests of a trace as a simulated engine gets them: prompts made of identities, no text. Stdlib only."""
+"""Requests of a trace as a simulated engine gets them: prompts made of identities, no text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.request import CachePolicy, Request, SamplingParams
 from envs.workload.trace import TraceRequest
@@ -18,13 +21,15 @@ class SimRequest(Request):
     """A request whose output is the token ``token`` again and again, which no other request has.
 
     ``late_gaps``: gaps between its tokens that were longer than the target. ``trace_index``: its place in the trace.
-    ``share``: what :mod:`envs.simulated_runner` remembers of it.
+    ``share``: what :mod:`envs.simulated_runner` remembers of it. ``attention``: what
+    :mod:`envs.synthetic_attention` drew for it.
     """
 
     token: int = 0
     late_gaps: int = 0
     trace_index: int = -1
     share: Any = None
+    attention: tuple[npt.NDArray[np.float32], ...] | None = None
 
 
 def make_request(

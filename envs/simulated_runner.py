@@ -20,6 +20,7 @@ from envs.ledger import Ledger
 from envs.reward import QualityTable
 from envs.sim_host import HostStreams
 from envs.sim_request import SimRequest
+from envs.synthetic_attention import SyntheticAttention
 from envs.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class SimulatedRunner:
         self._clock = clock
         self._ledger = ledger
         self._counter = StepCounter(groups, knee_tokens=model.knee_tokens)
+        self._attention = SyntheticAttention(len(groups))
         self._loss = [quality.by_format[kind.name] for kind in FORMATS]
         self._quality = quality
         self._loss_evicted = quality.evicted
@@ -133,10 +135,13 @@ class SimulatedRunner:
         outputs = []
         requests = cast("list[SimRequest]", [sequence.request for sequence in plan.sequences])
         for request, sequence in zip(requests, plan.sequences, strict=True):
+            mass = None
+            if sequence.observed:
+                mass = self._attention.of(request, sequence.start + sequence.num_tokens, sequence.observed)
             if not sequence.samples:
-                outputs.append(SequenceOutput(request))
+                outputs.append(SequenceOutput(request, mass=mass))
                 continue
-            outputs.append(SequenceOutput(request, request.token))
+            outputs.append(SequenceOutput(request, request.token, mass=mass))
             ledger.token(request, now_ns)
             lost = self._lost(request, counter.counted(request))
             if lost:

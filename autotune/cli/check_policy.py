@@ -33,14 +33,18 @@ def check_policy(
     levels: Annotated[int, typer.Option(min=1, help="Levels of load, up to twice what native serves.")] = 20,
     noise: Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")] = 0.05,
     interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    with_spikes: Annotated[
+        bool, typer.Option("--spikes/--no-spikes", help="Loads that treble; minutes where the policy is late.")
+    ] = True,
     ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks; 1000000 for a verdict.")] = 10_000,
     engine_ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks with a simulated engine behind.")] = 300,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
 ) -> None:
-    """Two checks of POLICY behind the guard. Exit code 1 when one fails; the last line is JSON.
+    """Checks of POLICY behind the guard. Exit code 1 when one fails; the last line is JSON.
 
     Calm: at every level of a load that holds still, at most one change after five minutes, and none of them back.
+    Spikes: when the load trebles, back inside the targets within ten seconds wherever foresight is.
     Fuzz: broken telemetry, and a random policy beside POLICY; no exception, no action outside its bounds, no request
     lost or preempted because of an action.
     """
@@ -55,23 +59,29 @@ def check_policy(
     from policies.evaluation.executors import executor  # noqa: PLC0415
     from policies.fuzz import Fuzzed, RandomPolicy, fuzz_decisions, fuzz_engine  # noqa: PLC0415
     from policies.named import World, contender  # noqa: PLC0415
+    from policies.spike import BASES, spikes  # noqa: PLC0415
     from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
 
     if not (hours >= 0 and interval > 0):
         raise CliError("--hours must be >= 0 and --interval > 0", 2)
-    result: dict[str, Any] = {"policy": policy, "levels": [], "fuzz": {}}
+    result: dict[str, Any] = {"policy": policy, "levels": [], "spikes": [], "fuzz": {}}
     try:
         found = read_profile(profile or DEFAULT_PROFILE)
         chosen = _moving(contender(policy, World(found)))
         with StageBars(Console(stderr=True, highlight=False)) as progress:
-            if hours:
-                bench = Bench.of(found, SteadyLoad(noise=noise))
+            workers = executor(jobs or os.cpu_count() or 1)
+            bench = Bench.of(found, SteadyLoad(noise=noise)) if hours or with_spikes else None
+            if hours and bench is not None:
                 progress.stage(f"{levels} levels of {hours:g} h", levels)
                 held = constant_load(
-                    bench, policy, executor(jobs or os.cpu_count() or 1), shares=spread(levels), hours=hours,
-                    interval_s=interval, seed=seed, done=progress.done,
+                    bench, policy, workers, shares=spread(levels), hours=hours, interval_s=interval, seed=seed,
+                    done=progress.done,
                 )  # fmt: skip
                 result["levels"] = [level.to_json() for level in held]
+            if with_spikes and bench is not None:
+                progress.stage("load times three", len(BASES))
+                met = spikes(bench, policy, workers, interval_s=interval, seed=seed, done=progress.done)
+                result["spikes"] = [one.to_json() for one in met]
             fuzzed: dict[str, tuple[Policy, Any, int]] = {
                 "random": (RandomPolicy(random.Random(seed)), fuzz_decisions, ticks),
                 "policy": (chosen, fuzz_decisions, ticks),
@@ -88,16 +98,26 @@ def check_policy(
         raise CliError(str(error), 2) from error
     calm = [level for level in result["levels"] if not level["is_still"]]
     dirty = [name for name, one in result["fuzz"].items() if not one["is_clean"]]
+    late = [one for one in result["spikes"] if not one["is_met"]]
+    for missed in late:
+        typer.echo(
+            f"spike from {missed['base']:g}: back after {_seconds(missed['policy_s'])}, with foresight "
+            f"{_seconds(missed['oracle_s'])}"
+        )
     for level in calm:
         typer.echo(f"load {level['level']:g}: {level['changes']} changes, {level['reversals']} back: {level['knobs']}")
     for name in dirty:
         typer.echo(f"fuzz {name}: {result['fuzz'][name]['first_problem']}")
     result["reversals"] = sum(level["reversals"] for level in result["levels"]) if result["levels"] else None
     result["hours"] = hours
-    result["passed"] = not calm and not dirty
+    result["passed"] = not calm and not late and not dirty
     typer.echo(json.dumps(result))
     if not result["passed"]:
         raise typer.Exit(1)
+
+
+def _seconds(after_s: float | None) -> str:
+    return "never" if after_s is None else f"{after_s:g} s"
 
 
 def _moving(who: Contender) -> Policy:

@@ -74,9 +74,29 @@ def run(
     workload: Annotated[
         str | None, typer.Option(help="Demonstration: built-in workload; reasoning-bursty if absent.")
     ] = None,
-    rules: Annotated[str | None, typer.Option(help="Demonstration: preset or rules file; default if absent.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            "--rules",
+            help="Demonstration: a preset, a rules file, predictor or learned:FOLDER; default if absent.",
+        ),
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="RULES", help="Demonstration: compare with these rules, not with no daemon.")
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Demonstration: compare with this (as --policy, or static:KNOB=VALUE,...; none, the default, is a "
+            "native cache without a daemon); repeatable, and every round has all of them.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Demonstration: from autotune profile, for predictor, and to simulate what was replayed.",
+            parser=given_path,
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Demonstration: seed of the load; 1 if absent.")] = None,
     run_dir: Annotated[
@@ -97,8 +117,8 @@ def run(
         "--quality-budget": quality_budget, "--set": tunables,
     }  # fmt: skip
     of_demo = {
-        "pairs": pairs, "duration_s": duration, "workload": workload, "rules": rules, "against": against, "seed": seed,
-        "run_folder": run_dir,
+        "pairs": pairs, "duration_s": duration, "workload": workload, "policy": policy, "against": against,
+        "profile": profile, "seed": seed, "run_folder": run_dir,
     }  # fmt: skip
     given = {name: value for name, value in of_demo.items() if value is not None}
     if demo or model is None:
@@ -129,9 +149,19 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
     from autotune.demo.run import DemoError, DemoOptions, bundled_model, run_demo  # noqa: PLC0415
+    from autotune.demo.sides import NATIVE, sides  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
+    from engine.errors import EngineError  # noqa: PLC0415
+    from envs.profile import read_profile  # noqa: PLC0415
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
 
+    names = (given.pop("policy", "default"), *given.pop("against", [NATIVE]))
+    path = given.pop("profile", None)
+    try:
+        profile = None if path is None else read_profile(path)
+        given |= {"sides": sides(names, path, profile), "profile": profile}
+    except (ValueError, EngineError) as error:
+        raise CliError(str(error), 2) from error
     options = DemoOptions(model=model or bundled_model(), **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)

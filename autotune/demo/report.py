@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from autotune.demo.foretell import Foretold
+from autotune.demo.sides import NATIVE, Side
+from autotune.demo.sides_view import order_agreement, side_figures
 from autotune.demo.sizing import TBT_FACTOR, TTFT_FACTOR, Rates, SizedLoad
 from autotune.demo.watch import Seen
 from autotune.replay.summary import Percentiles, Summary
@@ -20,12 +23,16 @@ from envs.workload.trace import Trace
 
 @dataclass(frozen=True)
 class Arm:
-    """One replay: of the side to be shown (``tuned``) or the one it is compared with; ``label`` heads its column."""
+    """One replay, and what it was run under."""
 
-    tuned: bool
-    label: str
+    side: Side
     summary: Summary
     seen: Seen
+
+    @property
+    def inside(self) -> float:
+        """Share of the requests that were sent that stayed inside all targets."""
+        return self.summary.within_targets / self.summary.offered if self.summary.offered else 0.0
 
 
 def machine_lines(rates: Rates) -> list[str]:
@@ -70,20 +77,28 @@ def comparison(arms: Sequence[Arm]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(no_wrap=True)
     for arm in arms:
-        table.add_column(arm.label, justify="right")
+        table.add_column(arm.side.label, justify="right")
     for name, cells in _rows(arms):
         table.add_row(name, *cells)
     return table
 
 
-def result(arms: Sequence[Arm], load: SizedLoad, rates: Rates, against: str | None = None) -> dict[str, Any]:
-    """The last line. Counts are sums over the tuned arms, latencies and goodput means over them.
+def result(
+    arms: Sequence[Arm],
+    load: SizedLoad,
+    rates: Rates,
+    sides: Sequence[Side],
+    foretold: Mapping[str, Foretold] | None = None,
+) -> dict[str, Any]:
+    """The last line. Counts are sums over the replays of the first side, latencies and goodput means over them.
 
-    The other side's figures start with ``static_native_``, or with ``against_`` when it ran under rules of its own.
+    The second side's figures start with ``static_native_``, or with ``against_`` when it is anything else; ``sides``
+    has every side's, round by round.
     """
-    other = "static_native" if against is None else "against"
-    tuned = [arm for arm in arms if arm.tuned]
-    static = [arm for arm in arms if not arm.tuned]
+    first, second = sides[0], sides[1]
+    other = "static_native" if second.name == NATIVE else "against"
+    tuned = [arm for arm in arms if arm.side == first]
+    static = [arm for arm in arms if arm.side == second]
 
     def used(knob: str) -> list[Any]:
         lists = [arm.seen.used(knob) for arm in tuned]
@@ -106,7 +121,9 @@ def result(arms: Sequence[Arm], load: SizedLoad, rates: Rates, against: str | No
         "pairs": [
             [_round(a.summary.goodput_rps), _round(b.summary.goodput_rps)] for a, b in zip(tuned, static, strict=True)
         ],
-        **({} if against is None else {"against": against}),
+        **({} if second.name == NATIVE else {"against": second.name}),
+        "sides": side_figures(arms, sides, foretold or {}),
+        **({} if not foretold else {"order_agreement": order_agreement(arms, sides, foretold)}),
         "pool_bytes": load.pool_bytes,
         "peak_rps": _round(load.peak_rps),
         "prefill_tps": _round(rates.prefill_tps),

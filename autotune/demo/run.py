@@ -20,8 +20,11 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from autotune.decisions import DecisionRecord
+from autotune.demo.foretell import Foretold, foretell
 from autotune.demo.probe import ProbeError, measure
 from autotune.demo.report import Arm, comparison, load_lines, machine_lines, print_lines, result
+from autotune.demo.sides import DEFAULT_SIDES, Side
+from autotune.demo.sides_view import sides_table
 from autotune.demo.sizing import Memory, Rates, SizedLoad, length_scale, size
 from autotune.demo.stack import VERBS, EngineSpec, Stack, daemon_config, new_stack, supervisor
 from autotune.demo.watch import ANSWERED, Watcher
@@ -37,6 +40,8 @@ from engine.clock import Clock
 from engine.control_client import EngineUnreachable
 from engine.formats import FORMATS, KVShape
 from engine.memory_model import SLAB_TOKENS, token_bytes
+from envs.profile import Profile
+from envs.signals import Targets as SimulatedTargets
 from envs.workload.arrivals import Envelope
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import Workload, generate
@@ -68,7 +73,8 @@ class _Interrupted(Exception):  # noqa: N818  # a wish of the user's, not an err
 class DemoOptions:
     """What to demonstrate.
 
-    ``against``: rules of the other side of each pair; None switches the daemon off there, at native defaults.
+    ``sides``: what every round is replayed under, the one to be shown first; at least two. ``profile``: of this model
+    on this machine, with which the simulator then says how the sides should have compared.
     ``run_folder`` None: a temporary one, removed at the end unless something failed.
     """
 
@@ -78,8 +84,8 @@ class DemoOptions:
     pairs: int = 1
     duration_s: float = 90.0
     workload: str = "reasoning-bursty"
-    rules: str = "default"
-    against: str | None = None
+    sides: tuple[Side, ...] = DEFAULT_SIDES
+    profile: Profile | None = None
     seed: int = 1
     run_folder: Path | None = None
     program: tuple[str, ...] = VERBS  # what runs the verb `engine`
@@ -118,6 +124,7 @@ class _Demo:
         self._stop = asyncio.Event()
         self._running: Supervisor | None = None
         self._stacks = 0
+        self._sides = options.sides
 
     async def run(self) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -134,16 +141,38 @@ class _Demo:
         print_lines(self._console, load_lines(load, traces[0]))
         engine = replace(engine, pool_bytes=load.pool_bytes)
         arms: list[Arm] = []
-        for pair, trace in enumerate(traces):
-            # Every other pair the other way round, so that a drift of the machine does not favour one side.
-            for tuned in (True, False) if pair % 2 == 0 else (False, True):
-                rules = options.rules if tuned else options.against
-                name = "daemon off, native defaults" if rules is None else f"daemon on, rules {rules}"
-                self._say(f"{3 + len(arms)}. Replay, {name}" + (f" (pair {pair + 1})" if len(traces) > 1 else ""))
-                arms.append(await self._replay(trace, engine, load, tuned=tuned, rules=rules))
+        for turns, trace in enumerate(traces):
+            # Every round begins with another side, so that a drift of the machine does not favour one.
+            turn = turns % len(self._sides)
+            for one in (*self._sides[turn:], *self._sides[:turn]):
+                several = f" ({'pair' if len(self._sides) == 2 else 'round'} {turns + 1})" if len(traces) > 1 else ""
+                self._say(f"{3 + len(arms)}. Replay, {one.description}{several}")
+                arms.append(await self._replay(trace, engine, load, one))
         for start in range(0, len(arms), ARMS_ABREAST):
             self._console.print(comparison(arms[start : start + ARMS_ABREAST]))
-        return result(arms, load, rates, options.against)
+        document = result(arms, load, rates, self._sides, await self._foretell(traces, load))
+        if len(self._sides) > 2 or options.profile is not None:
+            self._console.print(sides_table(document["sides"]))
+        return document
+
+    async def _foretell(self, traces: list[Trace], load: SizedLoad) -> dict[str, Foretold]:
+        profile, settle_s = self._options.profile, self._options.settle_s
+        if profile is None:
+            return {}
+        self._say("What the simulator says of it")
+
+        def simulate() -> dict[str, Foretold]:
+            return foretell(
+                self._sides,
+                traces,
+                profile,
+                pool_bytes=load.pool_bytes,
+                targets=SimulatedTargets(load.ttft_target_s, load.tbt_target_s),
+                settle_s=settle_s,
+                progress=self._say,
+            )
+
+        return await self._unless_stopped(asyncio.to_thread(simulate))
 
     async def _measure(self, engine: EngineSpec) -> Rates:
         async with self._stack(engine) as stack, _client(stack, self._clock) as client:
@@ -163,16 +192,15 @@ class _Demo:
         ]
         return load, traces
 
-    async def _replay(
-        self, trace: Trace, engine: EngineSpec, load: SizedLoad, *, tuned: bool, rules: str | None
-    ) -> Arm:
+    async def _replay(self, trace: Trace, engine: EngineSpec, load: SizedLoad, one: Side) -> Arm:
         targets = Targets(load.ttft_target_s, load.tbt_target_s)
-        async with self._stack(engine, load, rules) as stack, _client(stack, self._clock) as client:
+        engine = replace(engine, extra=(*engine.extra, *one.engine_options))
+        async with self._stack(engine, load, one) as stack, _client(stack, self._clock) as client:
             server = await self._unless_stopped(learn(client, model=None))
             watcher = Watcher(stack, self._show)
             watcher.start()
             try:
-                if rules is not None:
+                if one.is_tuned:
                     await self._unless_stopped(asyncio.sleep(self._options.settle_s))
                 outcome = await run_session(
                     trace,
@@ -182,29 +210,28 @@ class _Demo:
                     stop=self._stop,
                     seed=self._options.seed,
                     console=self._console,
-                    title="daemon off" if rules is None else "daemon on",
+                    title="daemon on" if one.is_tuned else "daemon off",
                 )
             finally:
                 seen = await asyncio.to_thread(watcher.stop)
         if outcome.progress.stopped or self._stop.is_set():
             raise _Interrupted
-        label = "static native" if rules is None else rules if self._options.against else "tuned"
-        return Arm(tuned, label, outcome.summary, seen)
+        return Arm(one, outcome.summary, seen)
 
     @contextlib.asynccontextmanager
     async def _stack(
-        self, engine: EngineSpec, load: SizedLoad | None = None, rules: str | None = None
+        self, engine: EngineSpec, load: SizedLoad | None = None, one: Side | None = None
     ) -> AsyncIterator[Stack]:
-        """A running engine, and a daemon when there are a load and rules to tune it by; both gone afterwards."""
+        """A running engine, and a daemon when there are a load and a policy to tune it by; both gone afterwards."""
         self._stacks += 1
-        stack = new_stack(self._folder / f"{self._stacks}", tuned=rules is not None)
+        stack = new_stack(self._folder / f"{self._stacks}", tuned=one is not None and one.is_tuned)
         config = None
-        if load is not None and rules is not None:
+        if load is not None and one is not None and one.policy is not None:
             config = daemon_config(
                 stack,
                 ttft_target_s=load.ttft_target_s,
                 tbt_target_s=load.tbt_target_s,
-                rules=rules,
+                policy=dict(one.policy),
             )
         children = supervisor(stack, engine, config, self._clock, report=self._say)
         self._running = children

@@ -6,7 +6,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,11 @@ from autotune.supervisor import ChildSpec, Supervisor
 from engine.clock import Clock
 from engine.control_client import ControlClient, EngineUnreachable
 from engine.paths import MAX_SOCKET_PATH_BYTES
+
+# A daemon that reacts within seconds, since the whole demonstration lasts little over a minute.
+WINDOW_S: Final = 4.0
+TICK_S: Final = 0.5
+DWELL_S: Final = {"step": 1.0, "background": 3.0}
 
 # The verbs in a process of their own, found where this package was found, installed command or not.
 VERBS: Final = (sys.executable, "-c", "from autotune.cli import main; main()")
@@ -104,16 +109,18 @@ def engine_command(stack: Stack, engine: EngineSpec) -> tuple[str, ...]:
     )
 
 
-def daemon_config(stack: Stack, *, ttft_target_s: float, tbt_target_s: float, rules: str) -> dict[str, Any]:
-    """A daemon that reacts within seconds, since the whole demonstration lasts little over a minute."""
+def daemon_config(
+    stack: Stack, *, ttft_target_s: float, tbt_target_s: float, policy: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A whole configuration; ``policy``: that section of it."""
     return {
         "mode": "active",
-        "window_s": 4,
-        "tick_s": 0.5,
+        "window_s": WINDOW_S,
+        "tick_s": TICK_S,
         "engine": {"control": str(stack.control), "poll_s": 0.25},
         "targets": {"ttft_s": ttft_target_s, "tbt_s": tbt_target_s},
-        "policy": {"rules": rules},
-        "guard": {"dwell_s": {"step": 1, "background": 3}},
+        "policy": dict(policy),
+        "guard": {"dwell_s": DWELL_S},
         "journal": {"path": str(stack.folder / "journal.sqlite")},
         "admin": {"host": "127.0.0.1", "port": stack.admin_port},
     }

@@ -14,6 +14,7 @@ import pytest
 from autotune.config import parse_config
 from autotune.decisions import DecisionRecord
 from autotune.demo.report import Arm, result
+from autotune.demo.sides import DEFAULT_SIDES, sides
 from autotune.demo.sizing import Memory, Rates, SizedLoad, size
 from autotune.demo.stack import Stack, daemon_config, new_stack
 from autotune.demo.watch import Seen
@@ -219,7 +220,7 @@ def test_a_folder_without_a_model_is_one_line(folder: Path) -> None:
 def test_the_daemon_understands_its_configuration(tmp_path: Path) -> None:
     import yaml
 
-    config = daemon_config(Stack(tmp_path, 1, 2), ttft_target_s=0.5, tbt_target_s=0.05, rules="default")
+    config = daemon_config(Stack(tmp_path, 1, 2), ttft_target_s=0.5, tbt_target_s=0.05, policy={"rules": "default"})
     parsed = parse_config(yaml.safe_dump(config))
     assert (parsed.targets.ttft_s, parsed.admin.port, parsed.mode) == (0.5, 2, "active")
 
@@ -241,9 +242,10 @@ def test_the_result_lists_values_in_the_order_of_the_knob() -> None:
         values={"kv_format": ["native", "int8"], "block_size": [32, 16], "eviction": ["none"]},
     )
     document = result(
-        [Arm(True, "default", summary, seen), Arm(False, "static native", summary, Seen())],
+        [Arm(DEFAULT_SIDES[0], summary, seen), Arm(DEFAULT_SIDES[1], summary, Seen())],
         load,
         Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448),
+        DEFAULT_SIDES,
     )
     assert document["formats_used"] == ["native", "int8", "int4"]
     assert document["block_sizes_used"] == [16, 32]
@@ -256,8 +258,9 @@ def test_the_result_lists_values_in_the_order_of_the_knob() -> None:
 def test_figures_of_other_rules_are_not_called_static_native() -> None:
     load: SizedLoad = size(Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448), Memory(3072, 912, 80, 256, 8, 4096), 1.0, 100, 300)
     summary = summarise([], Targets())
-    arms = [Arm(True, "default", summary, Seen()), Arm(False, "literature", summary, Seen())]
-    document = result(arms, load, Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448), "literature")
+    both = sides(("default", "literature"), None, None)
+    arms = [Arm(one, summary, Seen()) for one in both]
+    document = result(arms, load, Rates(1e4, 0.01, 1e-4, 0.1, 0.01, 448), both)
     assert document["against"] == "literature"
     assert "against_goodput_rps" in document
     assert not any(key.startswith("static_native") for key in document)

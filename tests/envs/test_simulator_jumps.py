@@ -66,7 +66,7 @@ def build(
         values={
             "kv_format": rng.choice(("native", "native", "int8", "int4")),
             "block_size": rng.choice((16, 16, 32, 64)),
-            "eviction": rng.choice(("none", "none", "window")),
+            "eviction": rng.choice(("none", "none", "window", "heavy_hitter")),
             "keep_tokens": TUNABLES["keep_tokens"].values[0],
             "max_num_seqs": rng.choice((2, 8, 64)),
             "max_num_batched_tokens": rng.choice((64, 512)),

@@ -1,0 +1,80 @@
+"""What a replay can be run under: a policy by the name that simulations use, as an engine and a daemon of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from engine.tunables import TunableValue
+from envs.profile import Profile
+from policies.named import World, contender
+from policies.rules import presets
+
+NATIVE: Final = "none"  # no daemon, native defaults
+
+
+@dataclass(frozen=True)
+class Side:
+    """``values``: knobs at the engine's start. ``policy``: that section of the daemon's configuration; None without a
+    daemon.
+    """
+
+    name: str
+    values: tuple[tuple[str, TunableValue], ...] = ()
+    policy: tuple[tuple[str, Any], ...] | None = None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a daemon runs beside the engine."""
+        return self.policy is not None
+
+    @property
+    def label(self) -> str:
+        """Heads its column."""
+        return "static native" if self.name == NATIVE else self.name
+
+    @property
+    def description(self) -> str:
+        if self.name == NATIVE:
+            return "daemon off, native defaults"
+        return f"daemon off, {self.name}" if self.policy is None else f"daemon on, {self._policy_text}"
+
+    @property
+    def engine_options(self) -> tuple[str, ...]:
+        return tuple(part for knob, value in self.values for part in ("--set", f"{knob}={value}"))
+
+    @property
+    def _policy_text(self) -> str:
+        return self.name if self.name.partition(":")[0] in {"predictor", "learned"} else f"rules {self.name}"
+
+
+DEFAULT_SIDES: Final = (Side("default", policy=(("rules", "default"),)), Side(NATIVE))
+
+
+def sides(names: Sequence[str], profile: Path | None, found: Profile | None) -> tuple[Side, ...]:
+    """Sides by their names. ``found``: the profile that was read from ``profile``. Raises ValueError, one line."""
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise ValueError(f"{twice}: is compared with itself; name every policy once")
+    return tuple(side(name, profile, found) for name in names)
+
+
+def side(text: str, profile: Path | None, found: Profile | None) -> Side:
+    """A side by its name: ``none``, ``static:KNOB=VALUE,...``, a preset, a rules file, ``predictor``,
+    ``learned:FOLDER``. ``found``: the profile that was read from ``profile``. Raises ValueError, one line.
+    """
+    known = contender(text, World(found))
+    kind, _, rest = text.partition(":")
+    if known.policy is None:
+        return Side(text, tuple(known.values.items()))
+    if kind in {"predictor", "learned"}:
+        section: dict[str, Any] = {"use": kind}
+        if profile is not None:
+            section["profile"] = str(profile.resolve())
+        if kind == "learned":
+            section["learned"] = str(Path(rest).resolve())
+        return Side(text, policy=tuple(section.items()))
+    rules = text if text in presets() else str(Path(text).resolve())
+    return Side(text, policy=(("rules", rules),))
