@@ -1,12 +1,13 @@
 """Looks after changes once they are made: judges each, takes back what missed, and bars what failed. Pure.
 
 One change is judged once and rolled back at most once; a rollback itself is not judged, so nothing goes back and forth.
+Changes within a window of each other cannot be told apart: they are judged, and taken back, together.
 What was rolled back is barred until the load is another one or the engine has restarted; its knob cools down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from envs.port import Change
 from envs.spaces import Observation
 from policies.base import Decision
 from policies.guard import VerdictCode, Writer
-from policies.judgement import FIGURES, Figures, JudgeConfig, Outcome, judge
+from policies.judgement import FIGURES, JudgeConfig, Outcome, judge
 
 WatchState = dict[str, Any]
 """JSON-able; journalled and restored. See :meth:`EffectWatch.initial_state`."""
@@ -78,13 +79,14 @@ class EffectWatch:
 
     @staticmethod
     def initial_state() -> WatchState:
-        """``instance``: the engine that it is about. ``open``: changes to be judged. ``back``: the rollback wanted.
+        """``instance``: the engine that it is about. ``open``: changes to be judged together. ``back``: rollbacks
+        wanted.
 
         ``failed``: what was rolled back, under which conditions. ``cooling``: by knob, until when (ns). ``moved_ns``:
-        when the last change was made, by whomever; ``values``: the knobs in force when last seen.
+        when somebody else last moved a knob, or a rollback did; ``values``: the knobs in force when last seen.
         """
         return {
-            "instance": None, "open": [], "back": None, "failed": [], "cooling": {}, "moved_ns": None, "values": {},
+            "instance": None, "open": [], "back": [], "failed": [], "cooling": {}, "moved_ns": None, "values": {},
         }  # fmt: skip
 
     def look(
@@ -103,34 +105,32 @@ class EffectWatch:
                 "instance": observation.instance,
                 "values": dict(observation.tunables),
             }, gone
-        now_ns, judged, still = observation.stamp_ns, [], []
-        if state["values"] != dict(observation.tunables) and not state["open"]:
+        now_ns, judged = observation.stamp_ns, []
+        opened, back = (
+            state["open"],
+            [entry for entry in state["back"] if self._is_ours(entry, observation, writers, own)],
+        )
+        if state["values"] != dict(observation.tunables) and not opened:
             state = {**state, "moved_ns": now_ns}  # somebody else's doing
-        back = state["back"]
-        for entry in state["open"]:
-            if now_ns < entry["due_ns"]:
-                still.append(entry)
-                continue
-            judgement = self._judge(entry, observation)
-            judged.append(judgement)
-            if judgement.outcome is Outcome.MISSED and self.config.rolls_back:
-                patience_ns = round(_PATIENCE_WINDOWS * self.config.window_s * 1e9)
-                back = {**entry, "why": judgement.why, "until_ns": now_ns + patience_ns}
-        if back is not None and not self._is_ours(back, observation, writers, own):
-            back = None
+        if opened and now_ns >= min(opened[-1]["due_ns"], opened[0]["latest_ns"]):
+            outcome, why, figures = self._judge(opened, observation)
+            judged = [Judgement(entry["tick"], outcome, why, figures) for entry in opened]
+            if outcome is Outcome.MISSED and self.config.rolls_back:
+                back = self._to_take_back(opened, why, now_ns)
+            opened = []
         cooling = {knob: until_ns for knob, until_ns in state["cooling"].items() if now_ns < until_ns}
         failed = [entry for entry in state["failed"] if not self._differs(entry["conditions"], observation)]
         return {
-            **state, "open": still, "back": back, "cooling": cooling, "failed": failed,
-            "values": dict(observation.tunables),
+            **state, "open": opened, "cooling": cooling, "failed": failed, "values": dict(observation.tunables),
+            "back": [*back[1:], *back[:1]],  # each gets its turn, so that a refused one does not keep the others
         }, judged  # fmt: skip
 
     @staticmethod
     def wish(state: WatchState) -> Decision | None:
         """The rollback that is wanted now, None if none is."""
-        back = state["back"]
-        if back is None:
+        if not state["back"]:
             return None
+        back = state["back"][0]
         reason = f"{back['knob']}={back['value']} of tick {back['tick']} missed: {back['why']}"
         return Decision(Change(back["knob"], back["old"]), ROLLBACK, reason)
 
@@ -155,40 +155,54 @@ class EffectWatch:
     ) -> WatchState:
         """The state after a change has been written on what ``observation`` showed."""
         now_ns = observation.stamp_ns
-        if rollback and state["back"] is not None:
-            back = state["back"]
+        if rollback and state["back"]:
+            back, *rest = state["back"]
             failed = {
                 "knob": back["knob"], "value": back["value"], "tick": back["tick"],
                 "conditions": {name: observation.values.get(name) for name, _ in CONDITIONS},
             }  # fmt: skip
             cooling = {**state["cooling"], change.knob: now_ns + round(self.config.cool_down_s * 1e9)}
             kept = [*state["failed"], failed][-_MOST_FAILED:]
-            return {**state, "back": None, "failed": kept, "cooling": cooling, "moved_ns": now_ns}
-        predicted = self.predict(change, observation)
-        window_s = self.config.window_s
-        ready_s = window_s if predicted is None else min(max(window_s, predicted[1]), _LONGEST_WINDOWS * window_s)
+            return {**state, "back": rest, "failed": kept, "cooling": cooling, "moved_ns": now_ns}
+        predicted, window_ns = self.predict(change, observation), round(self.config.window_s * 1e9)
+        latest_ns = now_ns + round(_LONGEST_WINDOWS * window_ns)
+        ready_ns = 0 if predicted is None else round(min(predicted[1], _LONGEST_WINDOWS * self.config.window_s) * 1e9)
         moved_ns = state["moved_ns"]
         entry = {
             "tick": tick, "knob": change.knob, "value": change.value, "old": observation.tunables[change.knob],
-            "due_ns": now_ns + round(ready_s * 1e9), "canary": canary,
-            "alone": moved_ns is None or not 0 <= now_ns - moved_ns < round(window_s * 1e9),
-            "others": {knob: value for knob, value in observation.tunables.items() if knob != change.knob},
+            "due_ns": now_ns + max(window_ns, ready_ns), "latest_ns": latest_ns, "canary": canary,
+            "alone": moved_ns is None or not 0 <= now_ns - moved_ns < window_ns,
+            "values": dict(observation.tunables),
             "before": {name: observation.values.get(name) for name in FIGURES},
             "predicted": None if predicted is None else predicted[0],
         }  # fmt: skip
-        return {**state, "open": [*state["open"], entry], "moved_ns": now_ns}
+        return {**state, "open": [*state["open"], entry]}
 
-    def _judge(self, entry: Mapping[str, Any], observation: Observation) -> Judgement:
+    def _judge(
+        self, opened: Sequence[Mapping[str, Any]], observation: Observation
+    ) -> tuple[Outcome, str, dict[str, float | None]]:
+        """Changes that lie within a window of each other, together: from before the first to after the last."""
+        first, last = opened[0], opened[-1]
         after = {name: observation.values.get(name) for name in FIGURES}
-        others = {knob: value for knob, value in observation.tunables.items() if knob != entry["knob"]}
-        if observation.tunables.get(entry["knob"]) != entry["value"]:
-            outcome, why = Outcome.UNCLEAR, "the knob has been moved since"
-        elif not entry["alone"] or others != entry["others"]:
-            outcome, why = Outcome.UNCLEAR, "another knob was moved within a window"
-        else:
-            predicted: Figures | None = entry["predicted"]
-            outcome, why = judge(entry["before"], predicted, after, self.config.judge)
-        return Judgement(entry["tick"], outcome, why, after)
+        expected = {**first["values"], **{entry["knob"]: entry["value"] for entry in opened}}
+        if not first["alone"] or dict(observation.tunables) != expected:
+            return Outcome.UNCLEAR, "somebody else has moved a knob within a window", after
+        # The last prediction is of the state after all of them.
+        outcome, why = judge(first["before"], last["predicted"], after, self.config.judge)
+        ticks = ", ".join(str(entry["tick"]) for entry in opened)
+        return outcome, why if len(opened) == 1 else f"ticks {ticks} together: {why}", after
+
+    def _to_take_back(self, opened: Sequence[Mapping[str, Any]], why: str, now_ns: int) -> list[dict[str, Any]]:
+        """By knob: from where the last change put it to where the first one found it."""
+        until_ns = now_ns + round(_PATIENCE_WINDOWS * self.config.window_s * 1e9)
+        last = {entry["knob"]: entry for entry in opened}
+        found = {entry["knob"]: entry["old"] for entry in reversed(opened)}
+        return [
+            {"tick": entry["tick"], "knob": knob, "value": entry["value"], "old": found[knob], "why": why,
+             "until_ns": until_ns}
+            for knob, entry in last.items()
+            if found[knob] != entry["value"]
+        ]  # fmt: skip
 
     @staticmethod
     def _is_ours(back: Mapping[str, Any], observation: Observation, writers: Mapping[str, Writer], own: str) -> bool:
@@ -210,12 +224,12 @@ class EffectWatch:
 
 def _is_usable(state: WatchState) -> bool:
     """Whether a restored state has this version's shape; anything else is replaced by a fresh one."""
-    kinds = {"open": list, "failed": list, "cooling": dict, "values": dict}
-    if not {"instance", "back", "moved_ns"} <= set(state) or not isinstance(state["back"], dict | None):
+    kinds = {"open": list, "back": list, "failed": list, "cooling": dict, "values": dict}
+    if not {"instance", "moved_ns"} <= set(state):
         return False
     if not all(isinstance(state.get(name), kind) for name, kind in kinds.items()):
         return False
-    keys = {"tick", "knob", "value", "old", "due_ns", "canary", "alone", "others", "before", "predicted"}
+    keys = {"tick", "knob", "value", "old", "due_ns", "latest_ns", "canary", "alone", "values", "before", "predicted"}
     return all(isinstance(entry, dict) and keys <= set(entry) for entry in state["open"]) and all(
         isinstance(entry, dict) and {"knob", "value", "tick", "conditions"} <= set(entry) for entry in state["failed"]
     )

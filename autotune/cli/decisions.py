@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.journal_file import Tick
 
 _FOLLOW_S = 0.5
+_MOST_WAITED_FOR = 50  # a daemon that died never tells the effect of its last changes
 _SHOWN_EFFECTS = (
     ("ttft_tail_s", "TTFT tail", "s"),
     ("tbt_tail_s", "TBT tail", "s"),
@@ -58,12 +59,13 @@ def _show(
         if is_new:
             for row in _rows(tick):
                 typer.echo(json.dumps({**row, "effect": tick.effect}) if as_json else _line(row))
-        if tick.effect is None:
+        is_waited_for = tick.id in unmeasured
+        if tick.effect is None or (is_waited_for and not {"outcome", "unknown"} & set(tick.effect)):
             if _took_effect(tick) and (is_new or tick.id in unmeasured):
                 waiting.add(tick.id)
         elif not as_json and (is_new or tick.id in unmeasured):
             typer.echo(_effect_line(tick.id, tick.effect))
-    return frozenset(waiting)
+    return frozenset(sorted(waiting)[-_MOST_WAITED_FOR:])
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
-from engine.tunables import default_values
+from engine.tunables import TUNABLES, default_values
 from envs.features import FEATURES
 from envs.port import Change
 from envs.signals import Targets
@@ -162,20 +163,82 @@ def test_a_rollback_that_cannot_be_written_is_given_up() -> None:
     assert driver.watch.wish(driver.state) is None
 
 
+def test_changes_within_a_window_are_judged_and_taken_back_together() -> None:
+    driver = Driver()
+    driver.look(20)
+    driver.make(INT8)
+    driver.look(5)
+    driver.make(Change("block_size", 64))
+    driver.figures["tbt_tail_s"] = 0.3
+    driver.look(9)
+    assert driver.judged == [], "one window after the last"
+    driver.look()
+    assert [judgement.outcome for judgement in driver.judged] == [Outcome.MISSED] * 2
+    assert driver.judged[0].why.startswith("ticks 20, 25 together: tbt_tail_s 0.05 -> 0.3 s")
+    taken = set()
+    for _ in range(2):
+        wish = driver.watch.wish(driver.state)
+        assert wish is not None
+        assert wish.change is not None
+        taken.add(str(wish.change))
+        driver.make(wish.change, rollback=True)
+        driver.look()
+    assert taken == {"kv_format=native", "block_size=16"}
+    assert driver.watch.wish(driver.state) is None
+    assert {"kv_format=int8", "block_size=64"} <= set(driver.barred)
+
+
+def test_a_rollback_that_is_refused_does_not_keep_the_others() -> None:
+    driver = Driver()
+    driver.look(20)
+    driver.make(INT8)
+    driver.make(Change("block_size", 64))
+    driver.figures["tbt_tail_s"] = 0.3
+    driver.look(10)
+    wishes = set()
+    for _ in range(4):
+        wish = driver.watch.wish(driver.state)
+        assert wish is not None
+        wishes.add(str(wish.change))
+        driver.look()
+    assert wishes == {"kv_format=native", "block_size=16"}
+
+
+def test_a_knob_that_went_and_came_back_is_not_taken_back() -> None:
+    driver = Driver()
+    driver.look(20)
+    driver.make(INT8)
+    driver.look(3)
+    driver.make(NATIVE)
+    driver.figures["tbt_tail_s"] = 0.3
+    driver.look(10)
+    assert len(driver.judged) == 2
+    assert driver.watch.wish(driver.state) is None
+
+
+def test_changes_that_go_on_and_on_are_judged_all_the_same() -> None:
+    driver = Driver()
+    driver.look(20)
+    for turn in range(12):
+        driver.make(INT8 if turn % 2 == 0 else NATIVE)
+        driver.look(6)
+    assert 10 <= len(driver.judged) <= 12
+
+
 @pytest.mark.parametrize("seconds", [-5, 5])
-def test_changes_close_together_cannot_be_told_apart(seconds: int) -> None:
+def test_what_somebody_else_moves_within_a_window_makes_it_unclear(seconds: int) -> None:
     driver = Driver()
     driver.look(20)
     if seconds < 0:
-        driver.make(Change("block_size", 64))
+        driver.knobs["block_size"] = 64
         driver.look(-seconds)
     driver.make(INT8)
     if seconds > 0:
         driver.look(seconds)
-        driver.make(Change("block_size", 64))
+        driver.knobs["block_size"] = 64
     driver.figures["tbt_tail_s"] = 0.3
     driver.look(30)
-    assert [judgement.outcome for judgement in driver.judged] == [Outcome.UNCLEAR] * 2
+    assert [judgement.outcome for judgement in driver.judged] == [Outcome.UNCLEAR]
     assert driver.watch.wish(driver.state) is None
 
 
@@ -241,9 +304,44 @@ def test_the_guard_enforces_what_is_barred_and_lets_a_rollback_pass_the_dwell() 
     assert guard.check(NATIVE, taken, state)[0].code is VerdictCode.OVERRIDE
 
 
-@pytest.mark.parametrize("state", [{}, {"instance": "a"}, {"instance": 1, "back": 3, "moved_ns": None, "open": [1]}])
+@pytest.mark.parametrize("state", [{}, {"instance": "a"}, {"instance": 1, "back": [], "moved_ns": None, "open": [1]}])
 def test_a_state_of_another_kind_is_a_fresh_one(state: Any) -> None:
     driver = Driver()
     driver.state = state
     driver.look()
     assert driver.state["open"] == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_every_change_is_judged_once_and_taken_back_at_most_once(seed: int) -> None:
+    rng = random.Random(seed)
+    driver = Driver(canary=("kv_format",), predict=lambda *_: rng.choice([None, ({"tbt_tail_s": 0.1}, 20.0)]))
+    knobs = [Change(knob, value) for knob in ("kv_format", "block_size") for value in TUNABLES[knob].values]
+    made = rollbacks = 0
+    for _ in range(600):
+        driver.figures["tbt_tail_s"] = rng.choice([None, 0.05, 0.3])
+        driver.figures["kv_demand"] = rng.choice([None, 0.8, 3.0])
+        event = rng.random()
+        if event < 0.02:
+            driver.instance, driver.writers, driver.knobs = f"i{driver.tick}", {}, default_values()
+        elif event < 0.04:
+            driver.knobs[rng.choice(["kv_format", "block_size"])] = "int4" if rng.random() < 0.5 else 64
+            driver.knobs = {**default_values(), **{k: v for k, v in driver.knobs.items() if v in TUNABLES[k].values}}
+            driver.writers["kv_format"] = Writer("operator:anna", driver.tick)
+        driver.look()
+        wish = driver.watch.wish(driver.state)
+        if wish is not None and wish.change is not None and rng.random() < 0.7:
+            driver.make(wish.change, rollback=True)
+            rollbacks += 1
+        elif wish is None and rng.random() < 0.1:
+            change = rng.choice(knobs)
+            allowed = str(change) not in driver.barred and change.knob not in driver.barred
+            if allowed and driver.knobs[change.knob] != change.value:
+                driver.make(change)
+                made += 1
+    driver.look(100)
+    assert [judgement.tick for judgement in driver.judged] == sorted({j.tick for j in driver.judged})
+    assert len(driver.judged) == made
+    assert rollbacks <= made
+    assert driver.state["open"] == driver.state["back"] == []
+    assert len(driver.state["failed"]) <= 32
