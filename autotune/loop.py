@@ -179,7 +179,14 @@ class Loop:
                 "replaced": memory.replaced,
             },
         )
-        self.reporter.publish(self.settings, ticks=self.ticks, missed_ticks=self._ticks.missed, problem=self._problem)
+        barred = {what: text for what, (_, text) in parts.minds.watch.barred(memory.states.watch).items()}
+        self.reporter.publish(
+            self.settings,
+            ticks=self.ticks,
+            missed_ticks=self._ticks.missed,
+            problem=self._problem,
+            barred=barred,
+        )
 
     def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
         """One tick; whether there was a decision, and what the journal keeps."""

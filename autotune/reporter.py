@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -133,8 +133,12 @@ class Reporter:
             records.append(record)
         return records
 
-    def publish(self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str) -> None:
-        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything."""
+    def publish(
+        self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str, barred: Mapping[str, str]
+    ) -> None:
+        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything, and
+        ``barred`` what is not tried at present after a rollback, with why.
+        """
         parts = self._parts
         health, overrides = parts.collector.health, parts.actuator.overrides()
         age_s = math.nan
@@ -165,6 +169,7 @@ class Reporter:
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
             "overrides": {knob: f"{self._named(writer)}: {writer.reason}" for knob, writer in overrides.items()},
+            "barred": dict(barred),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
             "values": dict(observation.values),

@@ -137,6 +137,7 @@ class EffectWatch:
     def barred(self, state: WatchState) -> Barred:
         """What may not be done now, and why."""
         barred: dict[str, tuple[VerdictCode, str]] = {}
+        state = state if _is_usable(state) else self.initial_state()
         for entry in state["failed"]:
             change = f"{entry['knob']}={entry['value']}"
             text = f"{change} was rolled back at tick {entry['tick']}; not tried again under the same load"

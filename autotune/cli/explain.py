@@ -61,7 +61,7 @@ def _lines(tick: Tick) -> Iterator[str]:
     if seen:
         yield "saw: " + ", ".join(f"{name} {_figure(seen['values'].get(name))}" for name in _SEEN)
         knobs = " ".join(f"{knob}={value}" for knob, value in seen["tunables"].items())
-        yield f"over {seen['observed_s']:.0f} s; {knobs or 'no knob is known'}"
+        yield f"watched for {seen['observed_s']:.0f} s; {knobs or 'no knob is known'}"
     for knob, (writer, revision, reason) in body.get("writers", {}).items():
         yield f"writer: {knob} was written by {writer} at revision {revision}: {reason or 'no reason given'}"
     proposal = body.get("proposal")

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from envs.port import Change
 from policies.base import Decision
 
@@ -46,7 +48,10 @@ def test_a_change_that_made_things_worse_is_rolled_back_and_not_tried_again(make
     rig.run_s(10, lambda: served(rig, WORSE))
     assert rig.engine.state.desired["kv_format"] == "native"
     assert rig.engine.state.writers["kv_format"].reason.startswith("rollback: kv_format=int4 of tick 11 missed")
+    assert set(rig.daemon.status()["barred"]) == {"kv_format", "kv_format=int4"}
     rig.run_s(600, lambda: served(rig, WORSE))
+    (text,) = rig.daemon.status()["barred"].values()
+    assert text == "kv_format=int4 was rolled back at tick 11; not tried again under the same load"
     assert rig.engine.state.revision == 2, "tried again under the same load"
     verdicts = [verdict for _, _, verdict in rig.decisions()]
     assert verdicts == ["warming_up", "applied", "applied", "cool_down", "failed_before"]
@@ -82,3 +87,21 @@ def test_a_step_that_missed_ends_the_way(make_rig: Any) -> None:
     rig.run_s(300, lambda: served(rig, {"int8": 0.5}))
     written = [value for _, value, verdict in rig.decisions() if verdict == "applied"]
     assert written == ["int8", "native"]
+
+
+@pytest.mark.parametrize("kept", [{}, None, {"open": 3}])
+def test_what_an_earlier_version_kept_is_replaced(make_rig: Any, kept: Any) -> None:
+    first = make_rig()
+    first.run_s(3)
+    memory = first.parts.journal.recall("loop")
+    del memory["watch"], memory["replaced"]
+    first.parts.journal.remember("loop", memory if kept is None else {**memory, "watch": kept})
+    first.close()
+    again = make_rig(engine=first.engine, clock=first.clock)
+    again.engine.alive = False
+    assert again.loop.restore()
+    again.run_s(3)
+    assert again.daemon.status()["barred"] == {}
+    again.engine.alive = True
+    again.run_s(3)
+    assert again.metric("autotune_tick_errors_total") == 0
