@@ -24,7 +24,7 @@ from autotune.loop import Loop
 from autotune.metrics import MODES
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
-from autotune.run_document import rules_document, run_document
+from autotune.run_document import file_digests, rules_document, run_document
 from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
@@ -57,6 +57,7 @@ class Daemon:
     ) -> None:
         self._path, self._config, self._rules = config_path, config, rules
         self._parts, self._around = parts, around
+        self._files = file_digests(config)
         self._run_id = uuid.uuid4().hex[:12]
         self.loop = Loop(parts, settings_of(config), run=self._run_id, boot=around.boot, before_turn=self._before_turn)
         self.notifier = Notifier.from_environment(around.environment, around.clock)
@@ -184,11 +185,15 @@ class Daemon:
         elif self._mode_by == "order":
             settings.mode = self.loop.settings.mode
         same_rules = rules_document(rules) == rules_document(self._rules)
-        same_policy = same_rules and old.policy == new.policy and old.targets == new.targets
+        files = file_digests(new)
+        same_files = files == self._files
+        same_policy = same_rules and same_files and old.policy == new.policy and old.targets == new.targets
         policy = parts.minds.policy if same_policy else policy_of(new, rules)
         minds = Minds(policy, guard_of(new), watch_of(new))
         self.loop.configure(settings, env=env, minds=minds)
-        self._config, self._rules = new, rules
+        if not same_files and old.policy == new.policy:
+            plan.applied.append("policy (the content of its files)")
+        self._config, self._rules, self._files = new, rules, files
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
         # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.

@@ -24,7 +24,7 @@ def run_document(config: Config, rules: RuleSet) -> str:
     document = {
         "config": config.model_dump(mode="json"),
         "rules": rules_document(rules),
-        "files": {str(path): digest_of(path) for path in _files_of(config)},
+        "files": file_digests(config),
     }
     return json.dumps(document)
 
@@ -88,6 +88,13 @@ def rules_from(document: Mapping[str, Any]) -> RuleSet:
     return RuleSet(document["name"], rules, tuple(document["otherwise"].items()), document["dwell_s"])
 
 
+def file_digests(config: Config) -> dict[str, str]:
+    """By path, what is in the files that the policy is made from beside the configuration and the rules."""
+    section = config.policy
+    paths = [section.profile] if section.use != "learned" else [section.profile, section.learned]
+    return {str(path): digest_of(path) for path in paths if path is not None}
+
+
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, or of a folder's files by name; the error in place of one that cannot be read."""
     digest = hashlib.sha256()
@@ -98,10 +105,3 @@ def digest_of(path: Path) -> str:
     except OSError as error:
         return f"unreadable: {error.strerror}"
     return digest.hexdigest()
-
-
-def _files_of(config: Config) -> list[Path]:
-    """What the policy is made from beside the configuration; the rules are in the document themselves."""
-    section = config.policy
-    wanted = {"predictor": [section.profile], "learned": [section.profile, section.learned]}
-    return [path for path in wanted.get(section.use, []) if path is not None]

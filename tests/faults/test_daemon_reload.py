@@ -144,3 +144,19 @@ def test_changed_rules_in_the_same_file_are_taken(managed: Any, tmp_path: Path) 
     rules.write_text("rules: [{when: nonsense}]")
     outcome = reload(rig, rig.config_path.read_text())
     assert all(line.startswith("policy.rules: ") for line in outcome.rejected)
+
+
+def test_changed_content_of_a_policys_file_is_taken(managed: Any, tmp_path: Path) -> None:
+    rig, _ = managed
+    source = Path(__file__).parents[2] / "envs/profiles/llama3_8b_l4_estimated.yaml"
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(source.read_text())
+    rig.write_config(f"policy: {{use: predictor, profile: {profile}}}\n")
+    reload(rig, rig.config_path.read_text())
+    policy = rig.parts.minds.policy
+    assert reload(rig, rig.config_path.read_text()).summary() == "reload: no change"
+    assert rig.parts.minds.policy is policy
+    lines = [line for line in source.read_text().splitlines(keepends=True) if not line.startswith("digest:")]
+    profile.write_text("".join(lines))
+    assert reload(rig, rig.config_path.read_text()).applied == ["policy (the content of its files)"]
+    assert rig.parts.minds.policy is not policy
