@@ -7,31 +7,29 @@ figures and a failing policy all come down to "do nothing, and say so".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from autotune.collector import Health
 from autotune.deliberation import Minds, States, Thought, made, think
 from autotune.journal_file import Tick
+from autotune.leaving import restore_engine
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
 from autotune.rivals import Rivals
 from autotune.ticker import Ticker
-from autotune.writers import OWN_WRITER
 from engine.tunables import TunableValue
 from envs.live import LiveEngine
-from envs.port import ApplyResult, ApplyStatus, Change
+from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy
-from policies.guard import Verdict, Writer
+from policies.guard import Verdict
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
 _NOT_MADE: Final = frozenset({ApplyStatus.CONFLICT, ApplyStatus.LOST})
 _MEMORY: Final = "loop"
-RIVAL_HOLD_S: Final = 60.0
-"""How long nothing is written after another daemon has been seen to write."""
 
 
 @dataclass
@@ -67,7 +65,7 @@ class Loop:
         self._polls = Ticker(settings.poll_s, now_ns)
         self._ticks = Ticker(settings.tick_s, now_ns)
         self._memory = _Memory(parts.minds.initial_states())
-        self._rivals, self._rival_text, self._rival_until_ns = Rivals(), "", 0
+        self._rivals = Rivals()
         self._stopping = False
         self._turned_ns = now_ns
         self._problem = ""
@@ -135,22 +133,7 @@ class Loop:
 
     def restore_engine(self) -> None:
         """Set every knob that is still as the daemon left it to what its first change replaced; tell and journal it."""
-        parts, tick = self.parts, self.parts.journal.next_id
-        parts.actuator.refresh()
-        parts.actuator.reason = "the daemon stops: as before its changes"
-        records = []
-        for knob, value in self._memory.replaced.items():
-            writer = parts.actuator.writers().get(knob)
-            view = parts.actuator.view
-            if view is None or writer is None or writer.writer != OWN_WRITER or view["desired"].get(knob) == value:
-                continue
-            old, result = view["desired"].get(knob), parts.actuator.apply(Change(knob, value))
-            records.append(self.reporter.at_exit(tick, knob, old, value, result))
-        if records:
-            parts.journal.next_id += 1
-            body = {"scenario": "exit", "mode": self.settings.mode, "at_exit": [row.to_json() for row in records]}
-            row = Tick(tick, self.run_id, parts.clock.wall_s(), parts.clock.now_ns(), acted=True, body=body)
-            parts.journal.append(row, "exit", {})
+        restore_engine(self.parts, self.reporter, self._memory.replaced, run=self.run_id, mode=self.settings.mode)
 
     def _tick(self) -> None:
         parts = self.parts
@@ -203,7 +186,8 @@ class Loop:
             memory.replaced.pop(record.knob, None)
         self.reporter.effects(observation)
         writers = parts.actuator.writers()
-        rival = self._rival(writers)
+        view, now_ns = parts.actuator.view, parts.clock.now_ns()
+        rival = "" if view is None else self._rivals.objection(view["instance"], writers, now_ns)
         health = parts.collector.health
         body: dict[str, Any] = {
             "health": health,
@@ -256,16 +240,6 @@ class Loop:
 
     def _forget_policy(self, policy: Policy) -> None:
         self._memory.states = replace(self._memory.states, policy=policy.initial_state())
-
-    def _rival(self, writers: Mapping[str, Writer]) -> str:
-        """Why nothing is written for now: another daemon writes to this engine. Empty if none does."""
-        view, now_ns = self.parts.actuator.view, self.parts.clock.now_ns()
-        found = None if view is None else self._rivals.look(view["instance"], writers)
-        if found is not None:
-            self._rival_text = f"another daemon writes to this engine ({found}); stop one of them"
-            self._rival_until_ns = now_ns + round(RIVAL_HOLD_S * 1e9)
-            _LOG.error("%s; nothing is written for %g s", self._rival_text, RIVAL_HOLD_S)
-        return self._rival_text if now_ns < self._rival_until_ns else ""
 
     def _notice_error(self, thought: Thought) -> None:
         if thought.error is None:

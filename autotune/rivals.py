@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Final
 
 from autotune.writers import OWN_WRITER
 from envs.port import ApplyResult, ApplyStatus, Change
 from policies.guard import Writer
+
+_LOG: Final = logging.getLogger("autotune.rivals")
+HOLD_S: Final = 60.0
+"""How long nothing is written after another daemon has been seen to write."""
 
 
 class Rivals:
@@ -19,6 +25,7 @@ class Rivals:
         self._seen: dict[str, int] | None = None
         self._made: set[int] = set()
         self._unanswered: set[str] = set()
+        self._text, self._until_ns = "", 0
 
     def wrote(self, change: Change, result: ApplyResult) -> None:
         """A change of this daemon's own, whatever became of it."""
@@ -27,7 +34,16 @@ class Rivals:
         elif result.took_effect and result.revision is not None:
             self._made.add(result.revision)
 
-    def look(self, instance: str, writers: Mapping[str, Writer]) -> str | None:
+    def objection(self, instance: str, writers: Mapping[str, Writer], now_ns: int) -> str:
+        """Why nothing is written for now, empty if all is well. To be asked at every tick."""
+        found = self._look(instance, writers)
+        if found is not None:
+            self._text = f"another daemon writes to this engine ({found}); stop one of them"
+            self._until_ns = now_ns + round(HOLD_S * 1e9)
+            _LOG.error("%s; nothing is written for %g s", self._text, HOLD_S)
+        return self._text if now_ns < self._until_ns else ""
+
+    def _look(self, instance: str, writers: Mapping[str, Writer]) -> str | None:
         """What another daemon has written since the last look, in a few words; None if nothing."""
         if instance != self._instance:
             self._instance, self._seen, self._made, self._unanswered = instance, None, set(), set()

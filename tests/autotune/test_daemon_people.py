@@ -87,7 +87,7 @@ def test_pin_and_release_on_the_command_line(autotune: Any, fakes: Any, tmp_path
         assert writer.startswith("operator:")
         assert not has_ended(writer, RealClock().now_ns() + 7190 * 10**9)
         assert has_ended(writer, RealClock().now_ns() + 7201 * 10**9)
-        assert "for another 2.0 h" in autotune("tunables", *path)[1]
+        assert " for another " in autotune("tunables", *path)[1]
         for wrong in ("", "2", "x", "-1h", "0s", "31d", "1e9d", "nan"):
             code, _, err = autotune("pin", "kv_format=int8", "--for", wrong, *path)
             assert (code, len(err.splitlines())) == (2, 1), wrong
