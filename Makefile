@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache bench-policies gpu-check kernel-grid venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-policies gpu-check kernel-grid install uninstall venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -49,6 +49,39 @@ gpu-check: ## Triton kernels on this machine's GPU: checked, then timed; under 6
 
 kernel-grid: $(VENV)/.dev ## Triton kernels under the interpreter at every shape (half an hour and more)
 	TRITON_INTERPRET=1 $(OMP) $(BIN)/python -m pytest -m slow --timeout 600 tests/kernels/test_triton_grid.py $(ARGS)
+
+# Units, example configuration and documentation, nothing else. PREFIX is where the program's virtual environment is or
+# will be; DESTDIR is put before every path (packagers). GPU=1 lets the engine see NVIDIA devices.
+PREFIX ?= /opt/kv-autotune
+DESTDIR ?=
+GPU ?=
+UNITS := autotune-engine.service autotune.service autotune-train.service autotune-train.timer
+UNITDIR := $(DESTDIR)/etc/systemd/system
+SYSTEMD_VERSION = $(shell systemctl --version 2>/dev/null | awk 'NR==1 {print $$2+0}')
+install: ## units and example configuration for systemd [DESTDIR= PREFIX=/opt/kv-autotune GPU=1]
+	@for unit in $(UNITS); do install -d $(UNITDIR) && \
+	  sed 's#/opt/kv-autotune#$(PREFIX)#g' systemd/$$unit > $(UNITDIR)/$$unit && chmod 644 $(UNITDIR)/$$unit || exit 1; done
+	@install -D -m 644 systemd/autotune.preset $(DESTDIR)/usr/lib/systemd/system-preset/50-kv-autotune.preset
+	@install -D -m 644 systemd/autotune.sysusers $(DESTDIR)/usr/lib/sysusers.d/kv-autotune.conf
+	@install -D -m 644 systemd/autotune.tmpfiles $(DESTDIR)/usr/lib/tmpfiles.d/kv-autotune.conf
+	@install -D -m 644 systemd/autotune.yaml $(DESTDIR)/etc/kv-autotune/autotune.yaml.example
+	@[ -e $(DESTDIR)/etc/kv-autotune/autotune.yaml ] || install -m 644 systemd/autotune.yaml $(DESTDIR)/etc/kv-autotune/autotune.yaml
+	@if [ "$(SYSTEMD_VERSION)" -ge 253 ] 2>/dev/null; then \
+	  install -D -m 644 systemd/autotune-notify-reload.conf $(UNITDIR)/autotune.service.d/notify-reload.conf; fi
+	@if [ -n "$(GPU)" ]; then install -D -m 644 systemd/autotune-engine-gpu.conf $(UNITDIR)/autotune-engine.service.d/gpu.conf; fi
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then \
+	  systemd-sysusers kv-autotune.conf && systemd-tmpfiles --create kv-autotune.conf && systemctl daemon-reload; fi
+	@echo "Installed. Put a model into /var/lib/kv-autotune/model, look at /etc/kv-autotune/autotune.yaml, then:"
+	@echo "  systemctl enable --now autotune-engine autotune"
+
+uninstall: ## take the units away again; configuration, state and user stay
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl disable --now $(UNITS) || true; fi
+	@rm -f $(UNITS:%=$(UNITDIR)/%) $(UNITDIR)/autotune.service.d/notify-reload.conf $(UNITDIR)/autotune-engine.service.d/gpu.conf \
+	  $(DESTDIR)/usr/lib/systemd/system-preset/50-kv-autotune.preset $(DESTDIR)/usr/lib/sysusers.d/kv-autotune.conf \
+	  $(DESTDIR)/usr/lib/tmpfiles.d/kv-autotune.conf $(DESTDIR)/etc/kv-autotune/autotune.yaml.example
+	@rmdir $(UNITDIR)/autotune.service.d $(UNITDIR)/autotune-engine.service.d 2>/dev/null || true
+	@if [ -z "$(DESTDIR)" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+	@echo "Left alone: $(DESTDIR)/etc/kv-autotune, $(DESTDIR)/var/lib/kv-autotune, the user kv-autotune"
 
 venv: $(VENV)/.engine ## what `make run` needs
 dev: $(VENV)/.dev ## what tests and linters need

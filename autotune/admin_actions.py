@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from autotune.admin_token import is_token
 from autotune.commands import Commands, NotDoneError
-from autotune.text import one_line
+from engine.text import one_line
 
 Action = Callable[[Mapping[str, object]], str]
 """Takes the request's JSON object; returns one line, raises ValueError for what it cannot do."""

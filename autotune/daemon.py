@@ -25,9 +25,10 @@ from autotune.metrics import MODES
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
 from autotune.run_document import file_digests, rules_document, run_document
-from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
+from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
+from policies.guards import what_holds
 from policies.rules import RuleSet
 
 _LOG: Final = logging.getLogger("autotune.daemon")
@@ -80,6 +81,7 @@ class Daemon:
         parts, around = self._parts, self._around
         parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
         self.restore()
+        _LOG.info("%s", what_holds(parts.minds.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
         watchdog = Watchdog(self.notifier, interval_s, self.loop.alive) if interval_s is not None else None
         jobs = Housekeeping()
@@ -176,7 +178,8 @@ class Daemon:
         parts, old, new = self._parts, self._config, plan.config
         # Everything is built before anything is replaced.
         windows = ("targets", "objective", "window_s", "long_window_s")
-        same_env = all(getattr(old, name) == getattr(new, name) for name in windows)
+        same_profile = old.policy.profile == new.policy.profile
+        same_env = same_profile and all(getattr(old, name) == getattr(new, name) for name in windows)
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
         settings = settings_of(new)
         if "mode" in plan.applied:

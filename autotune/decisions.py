@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from autotune.text import one_line
+from engine.text import one_line
 from engine.tunables import TunableValue
 
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.port import Change
+from envs.reward import Charge
 from envs.spaces import Observation
 from policies.base import Decision, Policy, PolicyState
 from policies.canary import first_step
-from policies.guard import Guard, GuardContext, GuardState, Verdict, Writer
+from policies.guard import Guard, GuardContext, GuardState, Verdict, VerdictCode, Writer
+from policies.guards import made as final_decision
 from policies.rollback import EffectWatch, Judgement, WatchState
 
 
@@ -66,6 +68,11 @@ class Thought:
     is_canary: bool = False
     error: Exception | None = None
 
+    @property
+    def final(self) -> Decision:
+        """What is written and told: the guard's own decision where it handed a knob back."""
+        return final_decision(self.decision, self.verdict)
+
     def to_json(self) -> dict[str, Any]:
         """What the journal keeps and a replay must find again, states as a fingerprint."""
         change = self.decision.change
@@ -80,8 +87,14 @@ class Thought:
         }
 
 
-def think(minds: Minds, observation: Observation, writers: Mapping[str, Writer], states: States) -> Thought:
-    """Decide one tick. Never raises for what a policy does; mutates nothing."""
+def think(
+    minds: Minds,
+    observation: Observation,
+    writers: Mapping[str, Writer],
+    states: States,
+    charge: Charge | None = None,
+) -> Thought:
+    """Decide one tick. Never raises for what a policy does; mutates nothing. ``charge``: see the guard's context."""
     policy, guard, watch = minds.policy, minds.guard, minds.watch
     watched, judged = watch.look(observation, writers, states.watch, guard.config.writer)
     error: Exception | None = None
@@ -93,17 +106,20 @@ def think(minds: Minds, observation: Observation, writers: Mapping[str, Writer],
     back = watch.wish(watched)
     step = None if back is not None else _first_step(decision, observation, watch)
     wanted = back or step or decision
-    context = GuardContext(observation, writers, barred=watch.barred(watched), is_rollback=back is not None)
+    context = GuardContext(
+        observation, writers, charge=charge, barred=watch.barred(watched), is_rollback=back is not None
+    )
     verdict, next_guard = guard.check(wanted.change, context, states.guard)
     predicted = None if verdict.change is None else watch.predict(verdict.change, observation)
+    is_own = verdict.code is not VerdictCode.HANDED_BACK  # else the guard's change, in place of what was wanted
     return Thought(
         wanted,
         verdict,
         States(next_policy, next_guard, watched),
         judged,
         predicted=None if predicted is None else predicted[0],
-        is_rollback=back is not None,
-        is_canary=step is not None,
+        is_rollback=is_own and back is not None,
+        is_canary=is_own and step is not None,
         error=error,
     )
 

@@ -25,6 +25,7 @@ from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
 from policies.base import Decision, Policy
 from policies.guard import Verdict
+from policies.guards import quality_status
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
@@ -169,6 +170,7 @@ class Loop:
             missed_ticks=self._ticks.missed,
             problem=self._problem,
             barred=barred,
+            quality=quality_status(parts.minds.guard, memory.states.guard),
         )
 
     def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
@@ -195,6 +197,7 @@ class Loop:
             "policy": parts.minds.policy.name,
             "observation": observation.to_json(),
             "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
+            "charge": [info["charge"].tokens, info["charge"].loss],
             **memory.states.to_json(),
             "reward": reward,
             "overrides_begun": [record.to_json() for record in others],
@@ -206,9 +209,9 @@ class Loop:
         if rival:
             self._problem = rival
             return bool(others), {**body, "scenario": "other_daemon", "reason": f"holding: {rival}"}
-        thought = think(parts.minds, observation, writers, memory.states)
+        thought = think(parts.minds, observation, writers, memory.states, info["charge"])
         self._notice_error(thought)
-        decision, verdict, before = thought.decision, thought.verdict, memory.states
+        decision, verdict, before = thought.final, thought.verdict, memory.states
         result = self._act(decision, verdict)
         if result is not None and verdict.change is not None:
             self._rivals.wrote(verdict.change, result)
@@ -218,7 +221,9 @@ class Loop:
             memory.replaced.setdefault(result.change.knob, observation.tunables[result.change.knob])
         memory.states = thought.states
         if result is not None and result.status in _NOT_MADE:
-            memory.states = replace(memory.states, guard=before.guard)
+            # What has been generated is paid for, whatever became of the change.
+            guard = {**before.guard, "quality": thought.states.guard["quality"]}
+            memory.states = replace(memory.states, guard=guard)
         self.reporter.judged(thought.judged)
         told = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
         return told is not None or bool(others), {

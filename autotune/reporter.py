@@ -134,10 +134,17 @@ class Reporter:
         return records
 
     def publish(
-        self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str, barred: Mapping[str, str]
+        self,
+        settings: Settings,
+        *,
+        ticks: int,
+        missed_ticks: int,
+        problem: str,
+        barred: Mapping[str, str],
+        quality: dict[str, Any],
     ) -> None:
-        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything, and
-        ``barred`` what is not tried at present after a rollback, with why.
+        """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything,
+        ``barred`` what is not tried at present after a rollback, with why, ``quality`` how the quality budget stands.
         """
         parts = self._parts
         health, overrides = parts.collector.health, parts.actuator.overrides()
@@ -172,6 +179,7 @@ class Reporter:
             "barred": dict(barred),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
+            "quality": quality,
             "values": dict(observation.values),
             "tick": parts.journal.next_id - 1,
             "seconds_since_change": age_s,

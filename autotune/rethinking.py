@@ -10,6 +10,7 @@ from autotune.config import Config
 from autotune.deliberation import Minds, States, think
 from autotune.journal_file import Tick
 from autotune.run_document import RunError, read_run
+from envs.reward import Charge
 from envs.spaces import Observation
 from policies.guard import Writer
 from policies.rules import RuleSet
@@ -87,7 +88,7 @@ class Rethinker:
         try:
             observation = Observation.from_json(body["observation"])
             writers = {knob: Writer(*entry) for knob, entry in body["writers"].items()}
-            again = think(made, observation, writers, States.from_json(body)).to_json()
+            again = think(made, observation, writers, States.from_json(body), Charge(*body["charge"])).to_json()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             result.damaged += 1
             result.tell(f"{tick.id}: cannot be read: {error!r:.80}")

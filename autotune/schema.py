@@ -65,11 +65,16 @@ class PolicySection(Section):
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
     profile: Path | None = Field(
         default=None,
-        description="From `autotune profile`; what the predictor calculates with, and a learned policy must be for.",
+        description="From `autotune profile`; what the predictor calculates with, a learned policy must be for, and "
+        "the guard keeps the quality budget by.",
     )
     learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
     quality_budget: float = Field(
-        default=0.005, ge=0, le=1, description="The predictor's: mean relative loss per generated token."
+        default=0.005,
+        ge=0,
+        le=1,
+        description="Mean relative loss per generated token, kept by the guard whoever decides; it needs a `profile`, "
+        "which says what settings lose. Without one nothing is kept.",
     )
 
     @model_validator(mode="after")

@@ -26,12 +26,13 @@ from engine.paths import default_control_socket
 from engine.tunables import CostClass
 from envs.live import LiveEngine
 from envs.port import Change
-from envs.profile import ProfileError, read_profile
+from envs.profile import Profile, ProfileError, read_profile
 from envs.reward import Objective, RewardWeights
 from envs.signals import Targets
 from envs.spaces import Observation
 from policies.base import Policy
 from policies.guard import Guard, GuardConfig, RateLimit, native_fits
+from policies.guards import guard_for
 from policies.judgement import JudgeConfig
 from policies.predicted_effect import predicted_effect
 from policies.predictor_choice import PredictorConfig
@@ -99,9 +100,15 @@ def settings_of(config: Config) -> Settings:
 
 
 def guard_of(config: Config) -> Guard:
+    """The guard, which holds any policy to the quality budget where a profile says what settings lose.
+
+    Raises ConfigError for a profile that cannot be read.
+    """
     section = config.guard
     limits = {CostClass.STEP: section.rates.step, CostClass.BACKGROUND: section.rates.background}
-    return Guard(
+    return guard_for(
+        _profile(config),
+        config.policy.quality_budget,
         GuardConfig(
             window_s=config.window_s,
             allowed=section.allowed,
@@ -114,6 +121,13 @@ def guard_of(config: Config) -> Guard:
     )
 
 
+def _profile(config: Config) -> Profile | None:
+    try:
+        return None if config.policy.profile is None else read_profile(config.policy.profile)
+    except ProfileError as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
+
+
 def minds_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Minds:
     """Policy, guard and effect watch. Raises ConfigError for a profile or a policy that cannot be used."""
     return Minds(policy_of(config, rules, clock), guard_of(config), watch_of(config))
@@ -124,7 +138,7 @@ def watch_of(config: Config) -> EffectWatch:
 
     Raises ConfigError for one that cannot be used.
     """
-    section, targets = config.guard.effects, _targets(config)
+    section, targets, profile = config.guard.effects, _targets(config), _profile(config)
     settings = WatchConfig(
         JudgeConfig(targets, section.tolerance),
         window_s=config.window_s,
@@ -133,11 +147,11 @@ def watch_of(config: Config) -> EffectWatch:
         canary=section.canary,
         rolls_back=section.rollback,
     )
-    if config.policy.profile is None:
+    if profile is None:
         return EffectWatch(settings)
     try:
-        model = effect_model_of(read_profile(config.policy.profile), targets)
-    except (ProfileError, ValueError) as error:
+        model = effect_model_of(profile, targets)
+    except ValueError as error:
         raise ConfigError([f"policy.profile: {error}"]) from error
 
     def predict(change: Change, observation: Observation) -> tuple[dict[str, float], float] | None:
@@ -154,6 +168,7 @@ def _targets(config: Config) -> Targets:
 
 def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
     """An environment over the actuator, in which knobs that somebody else owns are held."""
+    profile = _profile(config)
 
     def held() -> Collection[str]:
         return actuator.overrides()
@@ -162,6 +177,7 @@ def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
         actuator,
         targets=_targets(config),
         weights=RewardWeights(Objective(config.objective)),
+        quality=None if profile is None else profile.quality_table(),
         short_s=config.window_s,
         long_s=config.long_window_s,
         held=held,

@@ -94,6 +94,13 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         help="seconds that running requests may go on at exit (%(default)s)",
     )
     add(
+        "--stall",
+        type=float,
+        default=EngineOptions.stall_s,
+        metavar="S",
+        help="a step that takes longer is a freeze: /health is 503 and watchdog pings stop (%(default)s)",
+    )
+    add(
         "--quality-table",
         type=_path,
         metavar="FILE",
@@ -163,6 +170,7 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
         prefix_pin_share=arguments.prefix_pin_share,
         seed=arguments.seed,
         grace_s=arguments.grace,
+        stall_s=arguments.stall,
         threads=arguments.threads,
         quality_table=arguments.quality_table,
         quality_budget_pct=arguments.quality_budget,

@@ -26,7 +26,7 @@ from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
 from engine.request_delta import RequestDelta
 from engine.runner import Runner
-from engine.scheduler import Scheduler
+from engine.scheduler import MOST_EMPTY_STEPS, Scheduler
 from engine.stats import EngineStats, Gauges
 from engine.tunable_state import REJECTED, KnobOutcome, Patch, PatchOutcome, TunableState, Veto
 from engine.tunables import TunableValues
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The scheduler promises that something always moves. Should it be wrong, requests fail instead of waiting for ever.
-_STUCK_STEPS = 16
 _RETRY_S = 0.002  # pause after an empty plan: waiting for recodes to free room
 
 
@@ -297,7 +295,7 @@ class EngineCore:
         live = self._live.by_id
         deltas = self._live.unfit(self._scheduler.update(plan, []))
         self._stuck_steps = 0 if deltas or self._cache.num_transfers else self._stuck_steps + 1
-        if self._stuck_steps < _STUCK_STEPS or not live:
+        if self._stuck_steps < MOST_EMPTY_STEPS or not live:
             return deltas
         self._stuck_steps = 0
         first = next(iter(live))

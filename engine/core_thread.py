@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from engine.clock import Clock, RealClock
 from engine.core import EngineCore
 from engine.request_delta import RequestDelta
 
@@ -22,11 +23,16 @@ class EngineThread:
     """Runs commands between steps, in the order they came, and hands over all of a step's deltas at once.
 
     Idle, it waits on the queue and uses no processor. ``deliver`` is called on the engine thread and must not block.
+    ``clock``: by which :attr:`busy_s` is told.
     """
 
-    def __init__(self, core: EngineCore, deliver: Callable[[list[RequestDelta]], None]) -> None:
+    def __init__(
+        self, core: EngineCore, deliver: Callable[[list[RequestDelta]], None], clock: Clock | None = None
+    ) -> None:
         self._core = core
         self._deliver = deliver
+        self._clock = clock or RealClock()
+        self._began_ns: int | None = None  # the step, or whatever else it does now; None while it waits
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -37,6 +43,12 @@ class EngineThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._stopped.is_set()
+
+    @property
+    def busy_s(self) -> float:
+        """How long the thread has been at one step, command or background job; 0 while it waits or has ended."""
+        began_ns = self._began_ns
+        return 0.0 if began_ns is None or not self.is_alive else (self._clock.now_ns() - began_ns) / 1e9
 
     def call(self, function: Callable[[EngineCore], _T]) -> Future[_T]:
         """Run ``function(core)`` at the next step boundary. The future carries its result or exception; RuntimeError
@@ -68,6 +80,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                self._began_ns = self._clock.now_ns()
                 if self._core.has_work:
                     self._hand_over(self._core.step())
                 elif self._core.has_background_work:
@@ -89,6 +102,7 @@ class EngineThread:
     def _take_commands(self) -> bool:
         """Run what is queued; False for the order to stop. Waits only while there is nothing to do."""
         pause_s = self._core.pause_s
+        self._began_ns = None
         try:
             if pause_s is None:
                 command = self._commands.get()
@@ -97,6 +111,7 @@ class EngineThread:
             else:
                 command = self._commands.get_nowait()
             while command is not None:
+                self._began_ns = self._clock.now_ns()
                 command()
                 command = self._commands.get_nowait()
         except queue.Empty:

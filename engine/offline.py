@@ -21,7 +21,7 @@ from engine.model_runner import KernelOps, ModelRunner
 from engine.plan import SequenceOutput, StepPlan, TokenLogprobs
 from engine.prefix_policy import parity_tokens
 from engine.request import CachePolicy, FinishReason, Request, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduler import MOST_EMPTY_STEPS, Scheduler
 from engine.streaming import EmulatedStreamer
 from engine.transfers import HostLink
 from engine.tunables import TunableValue, default_values
@@ -128,6 +128,7 @@ class OfflineEngine:
         self._pause = pause
         self._clock = clock
         self._results: dict[Request, OfflineResult] = {}
+        self._empty_steps = 0  # in a row
 
     def add(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, policy: CachePolicy | None = None
@@ -162,11 +163,13 @@ class OfflineEngine:
         self.cache.note_streamed(work.host_bytes_read, work.host_wait_ns)
         finished = self.scheduler.update(plan, outputs)
         self._record(outputs)  # only now: the scheduler strikes out what a recomputed prompt reports twice
-        if plan.is_empty and not finished and self.scheduler.has_work:
+        self._empty_steps = self._empty_steps + 1 if plan.is_empty and not finished else 0
+        if self._empty_steps and self.scheduler.has_work:
             if self.mover is not None and self.cache.num_transfers:
                 self._pause(self.mover.wait_ns() / 1e9)
-                return plan
-            raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
+                self._empty_steps = 0
+            elif self._empty_steps >= MOST_EMPTY_STEPS:
+                raise EngineError("the KV pool has no room for what is waiting; give the pool more bytes")
         return plan
 
     def settle(self) -> None:

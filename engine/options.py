@@ -23,13 +23,14 @@ _LONGEST_GRACE_S = 86_400
 class EngineOptions:
     """Everything that is fixed while an engine runs. ``None`` leaves the choice to the engine.
 
-    ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own and
-    root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running requests may
-    go on after a signal. ``threads``: processor threads of matrix products and attention. ``protect_layers``: so many
-    first layers keep their KV native. ``host_pool_bytes``: host memory for KV, 0 for none; ``host_link_bytes_per_s``:
-    rate of the emulated link to it, where the device is no GPU (None: a twentieth of the memory's bandwidth).
-    ``quality_table``: refuse formats that cost this model more than
-    ``quality_budget_pct`` of perplexity. ``record``: file that gets arrival, lengths and salted prefix hashes of every
+    ``tunables``: values at start that differ from the defaults. ``control_uids``: users besides the engine's own
+    and root who may use the control socket; naming any makes the socket 0660. ``grace_s``: how long running
+    requests may go on after a signal; ``stall_s``: how long a step may take before it counts as a freeze.
+    ``threads``: processor threads of matrix products and attention. ``protect_layers``: so many first layers keep
+    their KV native. ``host_pool_bytes``: host memory for KV, 0 for none; ``host_link_bytes_per_s``: rate of the
+    emulated link to it, where the device is no GPU (None: a twentieth of the memory's bandwidth).
+    ``quality_table``: refuse formats that cost this model more than ``quality_budget_pct`` of perplexity.
+    ``record``: file that gets arrival, lengths and salted prefix hashes of every
     request, see :mod:`engine.recording`.
     """
 
@@ -57,6 +58,7 @@ class EngineOptions:
     seed: int | None = None
     max_body_bytes: int = 8 << 20
     grace_s: float = 1.0
+    stall_s: float = 60.0
     threads: int | None = None
     quality_table: Path | None = None
     quality_budget_pct: float = 0.5
@@ -85,13 +87,15 @@ def _check_numbers(options: EngineOptions) -> None:
         ("--host-link-bytes-per-s", options.host_link_bytes_per_s, 1, math.inf),
         ("--prefix-pin-share", options.prefix_pin_share, 0, 1),
         ("--grace", options.grace_s, 0, _LONGEST_GRACE_S),
+        ("--stall", options.stall_s, 1, _LONGEST_GRACE_S),
         ("--quality-budget", options.quality_budget_pct, 0, math.inf),
     )
     for name, value, least, most in limits:
         # Not a number is outside, too.
         if value is not None and not least <= value <= most:
             allowed = f"at least {least}" if most == math.inf else f"{least} to {most:g}"
-            raise EngineError(f"{name} {value:g}: give {allowed}")
+            shown = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"  # a whole number has no end
+            raise EngineError(f"{name} {shown}: give {allowed}")
     if options.recent_tokens < 0 or options.recent_tokens % NATIVE_TILE_TOKENS:
         raise EngineError(f"--recent-tokens {options.recent_tokens}: give a multiple of {NATIVE_TILE_TOKENS}, or 0")
 

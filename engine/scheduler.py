@@ -31,6 +31,10 @@ from engine.step_planner import StepPlanner, parse_limits
 from engine.step_results import StepResults
 from engine.tunables import TunableValues
 
+# Some plans are empty, after a preemption say, but not many in a row: something always moves. Should that be wrong,
+# whoever steps lets requests fail instead of waiting for ever.
+MOST_EMPTY_STEPS = 16
+
 
 class Scheduler:
     """Continuous batching with chunked prefill over one cache.

@@ -17,6 +17,7 @@ from engine.clock import RealClock
 from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError
 from engine.options import EngineOptions, check
 from engine.recording import TrafficRecorder
+from engine.sdnotify import Notifier, watchdog_interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,8 +83,8 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         raise EngineError(f"cannot listen on {host}:{port}: ports go from 0 to 65535; choose another with --port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, OverflowError) as error:
-        raise EngineError(f"cannot listen on {host}:{port}: {error}") from error
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: no host has such a name
+        raise EngineError(f"cannot listen on {host:.100}:{port}: {error}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -122,8 +123,14 @@ async def _serve(
         control,
         stop,
         ServerOptions(
-            options.control_uids, options.grace_s, AppOptions(max_body_bytes=options.max_body_bytes), recorder
+            options.control_uids,
+            options.grace_s,
+            AppOptions(max_body_bytes=options.max_body_bytes),
+            recorder,
+            options.stall_s,
+            watchdog_interval_s(os.environ, os.getpid()),
         ),
+        notifier=Notifier.from_environment(os.environ, assembly.clock),
         # The one line that a person who starts an engine waits for.
         on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
     )

@@ -110,7 +110,7 @@ def _read_object(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
     return data if isinstance(data, dict) else {}
 
@@ -125,11 +125,14 @@ def _token_text(value: object) -> str | None:
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{path} cannot be read ({error}); download it again") from error
     source = config.get("chat_template")
     if isinstance(source, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
-        source = named.get("default")
+        defaults = [entry for entry in source if isinstance(entry, Mapping) and entry.get("name") == "default"]
+        source = defaults[-1].get("template") if defaults else None
     return source if isinstance(source, str) else None
 
 

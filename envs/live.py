@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.clock import Clock, RealClock
 from engine.stats import EngineStats
 from envs.port import ApplyResult, EnginePort
-from envs.reward import QualityTable, RewardWeights, literature_quality, reward_terms
+from envs.reward import QualityTable, RewardWeights, charge_of, literature_quality, reward_terms
 from envs.signals import Targets, View
 from envs.spaces import (
     Observation,
@@ -61,7 +61,7 @@ class LiveEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
     ``proposed`` and ``applied`` (:class:`envs.port.Change` or None: what the action asked for, what is now in force),
     ``result`` (the port's :class:`envs.port.ApplyResult`, None if nothing was written), ``observation``
     (:class:`envs.spaces.Observation`, raw values), ``action_mask`` (int8), ``stats`` (the reading, None if lost),
-    ``reward_terms``.
+    ``reward_terms``, ``charge`` (:class:`envs.reward.Charge`: tokens generated since the last reading and their loss).
 
     ## Arguments
     ``port`` is the only way to the engine. ``held`` names the knobs that may not be moved now (an operator's, or
@@ -132,9 +132,8 @@ class LiveEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         self.observation = self._observation()
         result, proposed = self._result, self._proposed
         applied = result.change if result is not None and result.took_effect else None
-        terms = reward_terms(
-            StatsWindow.between(self._last, stats), self._targets, self._quality, self._weights, applied
-        )
+        interval = StatsWindow.between(self._last, stats)
+        terms = reward_terms(interval, self._targets, self._quality, self._weights, applied)
         self._last, self._result, self._proposed = stats, None, None
         info = {
             "proposed": proposed,
@@ -144,6 +143,7 @@ class LiveEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
             "action_mask": self.action_masks(),
             "stats": stats,
             "reward_terms": terms,
+            "charge": charge_of(interval, self._quality),
         }
         return self.observation.vector(), terms.total, False, lost, info
 

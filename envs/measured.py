@@ -69,6 +69,8 @@ def measure_profile(
         tell(done, len(chosen), _describe(scenario))
 
     samples = measurer.run(chosen, count)
+    if not samples.recode_counts:
+        raise EngineError("pool or context are too small to convert anything; give more with --kv-pool-bytes")
     steps = fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
     recodes = fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
     is_cuda = target.type == "cuda"

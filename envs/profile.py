@@ -212,8 +212,10 @@ def read_profile(path: Path) -> Profile:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(f"{path}: the profile cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise ProfileError(f"{path} is not YAML: nested too deeply") from error
+    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
+        raise ProfileError(f"{path} is not YAML: {error}".splitlines()[0]) from error
     if not isinstance(data, dict):
         raise ProfileError(f"{path} is no profile: expected keys and values")
     given = data.pop("digest", None)

@@ -91,6 +91,20 @@ class RewardTerms:
 
 def loss_per_token(window: StatsWindow, quality: QualityTable) -> float | None:
     """Relative loss of a token generated at the end of a window, from what is resident and what was evicted."""
+    tokens = _resident(window)
+    if tokens is None:
+        return None
+    evicted = window.gauge("evicted_running_tokens") or 0.0
+    held = sum(tokens.values())
+    if held + evicted == 0:
+        return 0.0
+    lost = evicted * _loss_evicted(window, quality)
+    charged = sum(count * quality.by_format[name] for name, count in tokens.items()) + lost
+    return ratio(charged, held + evicted)
+
+
+def _resident(window: StatsWindow) -> dict[str, float] | None:
+    """Resident tokens by format; None where the reading does not tell."""
     if window.after is None or not isinstance(window.after.gauges.resident, list):
         return None
     tokens = dict.fromkeys(FORMAT_NAMES, 0.0)
@@ -99,15 +113,37 @@ def loss_per_token(window: StatsWindow, quality: QualityTable) -> float | None:
         if count is None or row.kv_format not in tokens:
             return None
         tokens[row.kv_format] += count
-    evicted = window.gauge("evicted_running_tokens") or 0.0
-    held = sum(tokens.values())
-    if held + evicted == 0:
-        return 0.0
-    in_force = window.after.effective
-    eviction = in_force.get("eviction") if isinstance(in_force, Mapping) else None
-    lost = evicted * quality.loss_evicted(eviction)
-    charged = sum(count * quality.by_format[name] for name, count in tokens.items()) + lost
-    return ratio(charged, held + evicted)
+    return tokens
+
+
+def _loss_evicted(window: StatsWindow, quality: QualityTable) -> float:
+    in_force = None if window.after is None else window.after.effective
+    return quality.loss_evicted(in_force.get("eviction") if isinstance(in_force, Mapping) else None)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What was generated since the last look, and the relative loss per token that it is generated at now; None where
+    the readings do not tell.
+    """
+
+    tokens: float | None = None
+    loss: float | None = None
+
+
+def charge_of(window: StatsWindow, quality: QualityTable) -> Charge:
+    """The charge of an interval. What is resident at its end stands for all of it.
+
+    Other than in :func:`loss_per_token`, which the reward goes by, what was evicted is held against what running
+    requests have computed: prefixes that nobody reads, and one that many share, would make its share look small.
+    """
+    tokens, loss = _resident(window), loss_per_token(window, quality)
+    evicted, seen = window.gauge("evicted_running_tokens"), window.gauge("resident_tokens")
+    if tokens is not None and evicted and seen:
+        stored = ratio(sum(count * quality.by_format[name] for name, count in tokens.items()), sum(tokens.values()))
+        dropped = min(1.0, evicted / seen)
+        loss = (1 - dropped) * (stored or 0.0) + dropped * _loss_evicted(window, quality)
+    return Charge(window.count("generation_tokens"), loss)
 
 
 def reward_terms(

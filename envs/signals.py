@@ -6,7 +6,6 @@ asks for native again), so ``demand`` says what everything in hand would need *i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +18,8 @@ FORMAT_NAMES: Final = tuple(str(value) for value in TUNABLES["kv_format"].values
 # Bytes of a token against native, head_dim 64 under bf16 (the least saving), used until the engine tells its own.
 _ASSUMED_SHARE: Final = {"native": 1.0, "int8": 0.55, "k8v4": 0.43, "int4": 0.3}
 
+MOST_TARGET_S: Final = 1e6  # beyond it nobody waits
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -29,8 +30,9 @@ class Targets:
     quantile: float = 0.95
 
     def __post_init__(self) -> None:
-        if not (0 < self.ttft_s < math.inf and 0 < self.tbt_s < math.inf and 0 < self.quantile < 1):
-            raise ValueError(f"targets must be > 0 s and the quantile between 0 and 1, got {self}")
+        if not (0 < self.ttft_s <= MOST_TARGET_S and 0 < self.tbt_s <= MOST_TARGET_S and 0 < self.quantile < 1):
+            most = f"{MOST_TARGET_S:g}"
+            raise ValueError(f"targets must be > 0 s and <= {most} s and the quantile between 0 and 1, got {self}")
 
 
 @dataclass(frozen=True)

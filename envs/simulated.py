@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -117,8 +118,13 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         render_mode: str | None = None,
     ) -> None:
         """Raises ValueError for arguments out of range, EngineError for a profile that cannot be read."""
-        if not (interval_s > 0 and warm_up_s >= 0 and episode_s > 0 and rate_scale > 0):
-            raise ValueError("interval_s, episode_s and rate_scale must be > 0 and warm_up_s >= 0")
+        if (
+            not all(0 < value < math.inf for value in (interval_s, episode_s, rate_scale))
+            or not 0 <= warm_up_s < math.inf
+        ):
+            raise ValueError(
+                "interval_s, episode_s and rate_scale must be > 0 and warm_up_s >= 0, and all of them finite"
+            )
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode {render_mode!r}: choose one of {', '.join(self.metadata['render_modes'])}")
         self.observation_space = observation_space()
@@ -227,6 +233,8 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
             "ticks": self._ticks,
             "random": self.np_random,
             "rows": self._rows,
+            "world": self._world,
+            "figures": self.last_figures,
         }
         return pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -235,6 +243,7 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         state = pickle.loads(snapshot)  # noqa: S301  # made by snapshot() in this process
         self._live, self._port, self._ticks = state["live"], state["port"], state["ticks"]
         self._np_random, self._rows = state["random"], state["rows"]
+        self._world, self.last_figures = state["world"], state["figures"]
 
     def _running(self) -> tuple[LiveEngine, SimPort]:
         if self._live is None or self._port is None:

@@ -6,6 +6,7 @@ Requests and changes from outside take effect at step boundaries, as in the engi
 
 from __future__ import annotations
 
+import copy
 import heapq
 import pickle
 from collections.abc import Sequence
@@ -112,8 +113,8 @@ class Simulator:
         executor: Executor | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``executor``: a recording, say. ``eos_token_ids``: tokens that end a request which heeds them; a feed
-        has no such token.
+        """``feed`` is copied, so that several simulators of one feed all get all of it. ``executor``: a recording, say.
+        ``eos_token_ids``: tokens that end a request which heeds them; a feed has no such token.
         """
         values = {**default_values(), **options.values}
         self.options = options
@@ -172,7 +173,7 @@ class Simulator:
             probe=_Probe(options.bandwidth_bytes_per_s),
             mover=mover,
         )
-        self._feed = feed
+        self._feed = copy.copy(feed)
         self._live: dict[str, SimRequest] = {}
         self._commands: list[tuple[int, int, str, Any]] = []  # by time, then by order given
         self._number = 0

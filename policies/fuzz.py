@@ -16,12 +16,14 @@ from engine.tunables import TUNABLES
 from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus, Change
 from envs.profile import Profile
+from envs.reward import Charge
 from envs.sim_port import SimPort
 from envs.simulated import SimulatedEngine
 from envs.spaces import NOTHING, encode_action
 from envs.virtual_clock import VirtualClock
 from policies.base import Decision, Policy, PolicyState
 from policies.guard import Guard, GuardContext, native_fits
+from policies.guards import guard_for
 
 _JUNK: Final[tuple[Any, ...]] = (
     float("nan"),
@@ -38,6 +40,7 @@ _JUNK: Final[tuple[Any, ...]] = (
 )
 _PARTS: Final = ("gauges", "counters")
 _READINGS: Final = 30
+_BUDGET: Final = 0.005
 _TICK_NS: Final = 2 * 10**9
 Done = Callable[[int], None] | None
 
@@ -162,7 +165,7 @@ def fuzz_decisions(policy: Policy, ticks: int, seed: int, profile: Profile, tick
         return ApplyResult(ApplyStatus.APPLIED, "", change)
 
     live = LiveEngine(FuzzPort(read, write, rng, result), clock=clock)
-    loop = _Loop(policy, live, result)
+    loop = _Loop(policy, live, result, guard_for(profile, _BUDGET))
     for tick in range(ticks):
         loop.decide(_at_once)
         if tick_done is not None:
@@ -181,7 +184,8 @@ def fuzz_engine(policy: Policy, ticks: int, seed: int, profile: Profile, tick_do
         return env.simulator.stats()
 
     live = LiveEngine(FuzzPort(read, write, rng, result), clock=_ClockOf(env))
-    loop = _Loop(policy, live, result)
+    # Without a budget, so that every change is tried.
+    loop = _Loop(policy, live, result, Guard(feasible=native_fits()))
 
     def step(act: Callable[[], bool]) -> None:
         before, preempted = env.snapshot(), env.simulator.stats().counters.preemptions
@@ -218,12 +222,11 @@ def _preempts_anyway(env: SimulatedEngine, before: bytes, preempted: int) -> boo
 class _Loop:
     """The daemon's: observe, decide, ask the guard, act. Whatever is raised on the way is counted."""
 
-    def __init__(self, policy: Policy, live: LiveEngine, result: Fuzzed) -> None:
-        self._policy, self._live, self._result = policy, live, result
-        self._guard = Guard(feasible=native_fits())
+    def __init__(self, policy: Policy, live: LiveEngine, result: Fuzzed, guard: Guard) -> None:
+        self._policy, self._live, self._result, self._guard = policy, live, result, guard
         self._state, self._guard_state = policy.initial_state(), self._guard.initial_state()
         self.last: Change | None = None
-        live.reset()
+        self._charge = _charge(live.reset()[1])
 
     def decide(self, step: Callable[[Callable[[], bool]], None]) -> None:
         """One tick; ``step`` gets what acts (and says whether it did) and lets time pass around it."""
@@ -231,18 +234,22 @@ class _Loop:
         try:
             observation = self._live.observation
             decision, self._state = self._policy.decide(observation, self._state)
-            verdict, self._guard_state = self._guard.check(
-                decision.change, GuardContext(observation), self._guard_state
-            )
+            context = GuardContext(observation, charge=self._charge)
+            verdict, self._guard_state = self._guard.check(decision.change, context, self._guard_state)
             self.last = verdict.change
             step(self._act)
-            self._live.observe()
+            self._charge = _charge(self._live.observe()[4])
         except Exception as error:  # noqa: BLE001  # what is looked for
             self._result.exceptions += 1
             self._result.note(f"{type(error).__name__}: {error}")
 
     def _act(self) -> bool:
         return self.last is not None and self._live.act(encode_action(self.last)) is not None
+
+
+def _charge(info: dict[str, Any]) -> Charge:
+    charge: Charge = info["charge"]
+    return charge
 
 
 class _ClockOf:

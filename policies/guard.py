@@ -1,7 +1,8 @@
 """What may reach the engine. Pure, so that training, evaluation and the daemon wrap the same guard.
 
 Every proposal of every policy passes here, in this order: is it anything, is it allowed, has enough been seen, is the
-knob the daemon's to move, is it time, can it work. The first objection is the verdict.
+knob the daemon's to move, is it time, can it work, does the quality budget bear it. The first objection is the verdict.
+With a budget the guard also acts by itself: a knob that overdraws it is handed back, whatever was proposed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 from engine.tunables import TUNABLES, CostClass, Tunable, TunableValue
 from envs.port import Change
+from envs.reward import Charge
 from envs.spaces import Observation
+from policies.quality_budget import QualityBudget
 
 GuardState = dict[str, Any]
 """JSON-able; journalled and restored. See :meth:`Guard.initial_state`."""
@@ -37,11 +40,15 @@ class VerdictCode(StrEnum):
     FAILED_BEFORE = "failed_before"  # rolled back under the same load
     COOL_DOWN = "cool_down"  # its knob was rolled back too recently
     CANARY = "canary"  # a first step of its knob has not been judged yet
+    OVER_BUDGET = "over_budget"  # it may lose more quality than the budget bears, or nobody knows how much
+    HANDED_BACK = "handed_back"  # no verdict on the proposal: the guard's own change, for the quality budget
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``change`` is what may be written (a number beyond a bound was clamped to it); None unless allowed."""
+    """``change`` is what may be written (a number beyond a bound was clamped to it), or, handed back, the guard's own;
+    None otherwise.
+    """
 
     code: VerdictCode
     text: str
@@ -71,14 +78,16 @@ class GuardContext:
     """What the guard may look at.
 
     ``writers``: by knob; one that nobody wrote since the engine started is missing. ``released``: knobs that the
-    operator has given back, with the revision of the write that is thereby forgiven. ``barred``: by knob or by
-    ``knob=value``, what :mod:`policies.rollback` objects to. ``is_rollback``: the proposal takes back a change that
-    missed, so it need not wait for its knob to have dwelt.
+    operator has given back, with the revision of the write that is thereby forgiven. ``charge``: what was generated
+    since the last tick and what it loses, for the quality budget; without it nothing is earned and nothing spent.
+    ``barred``: by knob or by ``knob=value``, what :mod:`policies.rollback` objects to. ``is_rollback``: the proposal
+    takes back a change that missed, so it need not wait for its knob to have dwelt.
     """
 
     observation: Observation
     writers: Mapping[str, Writer] = field(default_factory=dict)
     released: Mapping[str, int] = field(default_factory=dict)
+    charge: Charge | None = None
     barred: Mapping[str, tuple[VerdictCode, str]] = field(default_factory=dict)
     is_rollback: bool = False
 
@@ -141,8 +150,14 @@ class GuardConfig:
 class Guard:
     """Judges proposals. Reads nothing but its arguments and mutates none of them; never raises for any proposal."""
 
-    def __init__(self, config: GuardConfig | None = None, feasible: Feasibility | None = None) -> None:
+    def __init__(
+        self,
+        config: GuardConfig | None = None,
+        feasible: Feasibility | None = None,
+        quality: QualityBudget | None = None,
+    ) -> None:
         self.config = config or GuardConfig()
+        self.quality = quality
         self._feasible = feasible
         self._changes = {
             knob: [Change(knob, v) for v in tunable.values if v in self.config.allowed.get(knob, tunable.values)]
@@ -154,18 +169,27 @@ class Guard:
         """``instance``: the engine that it is about. ``asked``: by knob, the last value let through and when.
 
         ``moves``: by cost class, when its last changes were let through (nanoseconds of the observer's clock).
+        ``quality``: what the budget knows; see :meth:`policies.quality_budget.QualityBudget.initial_state`.
         """
-        return {"instance": None, "asked": {}, "moves": {}}
+        return {"instance": None, "asked": {}, "moves": {}, "quality": {}}
 
     def check(self, proposal: Change | None, context: GuardContext, state: GuardState) -> tuple[Verdict, GuardState]:
-        """The verdict on one proposal and the next state, in which an allowed one counts as made."""
+        """The verdict on one proposal and the next state, in which an allowed one counts as made. Once per tick: what
+        the context's charge says is paid for.
+        """
         state = self._current(context.observation, state)
+        if self.quality is not None:
+            paid = self.quality.brought_to(context.observation, context.charge, state["quality"])
+            state = {**state, "quality": paid}
         # Once somebody else has written a knob, what was asked of it before says nothing about outer limits.
         taken = self.overrides(context)
         state = {**state, "asked": {knob: asked for knob, asked in state["asked"].items() if knob not in taken}}
-        if proposal is None:
-            return Verdict(VerdictCode.NOTHING, "nothing proposed"), state
-        verdict = self._judge(proposal, context, state)
+        verdict = self._handed_back(context, state)
+        if verdict is None:
+            if proposal is None:
+                return Verdict(VerdictCode.NOTHING, "nothing proposed"), state
+            verdict = self._judge(proposal, context, state)
+        state = self._remembered(verdict, proposal, context.observation, state)
         if verdict.change is None:
             return verdict, state
         now_ns, change = context.observation.stamp_ns, verdict.change
@@ -202,7 +226,7 @@ class Guard:
                     continue
                 if knob in asked and self._not_taken(change, context, state):
                     continue
-                if self._feasible is None or self._feasible(change, context.observation) is None:
+                if self._cannot(change, context, state) is None:
                     found.append(change)
         return found
 
@@ -235,6 +259,7 @@ class Guard:
             "instance": instance or state["instance"],
             "asked": {knob: [value, at_ns] for knob, (value, at_ns) in asked.items() if at_ns <= now_ns},
             "moves": {kind: [at_ns for at_ns in stamps if at_ns <= now_ns] for kind, stamps in state["moves"].items()},
+            "quality": state.get("quality", {}),
         }
 
     def _judge(self, proposal: Change, context: GuardContext, state: GuardState) -> Verdict:
@@ -257,11 +282,50 @@ class Guard:
             return objection
         if str(change) in context.barred:
             return Verdict(*context.barred[str(change)])
+        objection = self._cannot(change, context, state)
+        if objection is not None:
+            return objection
+        clamped = "" if value == proposal.value else f", the bound, in place of {proposal.value!r:.60}"
+        return Verdict(VerdictCode.ALLOWED, f"{change.knob} {in_force[change.knob]} -> {value}{clamped}", change)
+
+    def _cannot(self, change: Change, context: GuardContext, state: GuardState) -> Verdict | None:
+        """Objections to where a change leads."""
         why_not = self._feasible(change, context.observation) if self._feasible else None
         if why_not is not None:
             return Verdict(VerdictCode.INFEASIBLE, f"{change}: {why_not}")
-        clamped = "" if value == proposal.value else f", the bound, in place of {proposal.value!r:.60}"
-        return Verdict(VerdictCode.ALLOWED, f"{change.knob} {in_force[change.knob]} -> {value}{clamped}", change)
+        if self.quality is not None:
+            why_not = self.quality.objection(change, context.observation, state["quality"])
+        return None if why_not is None else Verdict(VerdictCode.OVER_BUDGET, f"{change}: {why_not}")
+
+    def _handed_back(self, context: GuardContext, state: GuardState) -> Verdict | None:
+        """The guard's own change where the quality budget is being overdrawn. Neither dwell nor rates hold it up, nor
+        feasibility: what then does not fit waits.
+        """
+        observation = context.observation
+        is_warm = observation.instance is not None and observation.observed_s >= self.config.window_s
+        if self.quality is None or not is_warm:
+            return None
+        away = {*self.overrides(context), *observation.held}
+        movable = {
+            knob: [change.value for change in changes] for knob, changes in self._changes.items() if knob not in away
+        }
+        for change, why in self.quality.hand_back(observation, movable, state["quality"]):
+            if self._not_taken(change, context, state) is None:
+                return Verdict(VerdictCode.HANDED_BACK, why, change)
+        return None
+
+    def _remembered(
+        self, verdict: Verdict, proposal: Change | None, observation: Observation, state: GuardState
+    ) -> GuardState:
+        """The state in which the budget knows what it took back and what is asked for since."""
+        if self.quality is None:
+            return state
+        quality, code = state["quality"], verdict.code
+        if code is VerdictCode.HANDED_BACK and verdict.change is not None:
+            quality = self.quality.asked_for(verdict.change.knob, observation, quality, handed_back=True)
+        elif code is VerdictCode.OVER_BUDGET and proposal is not None:
+            quality = self.quality.asked_for(proposal.knob, observation, quality, handed_back=False)
+        return {**state, "quality": quality}
 
     def _untimely(self, tunable: Tunable, context: GuardContext, state: GuardState) -> Verdict | None:
         """Objections that do not depend on the value."""
@@ -338,6 +402,8 @@ def _is_usable(state: GuardState) -> bool:
     """Whether a restored state has this version's shape; anything else is replaced by a fresh one."""
     asked, moves = state.get("asked"), state.get("moves")
     if "instance" not in state or not isinstance(asked, dict) or not isinstance(moves, dict):
+        return False
+    if not isinstance(state.get("quality", {}), dict):
         return False
     return all(
         isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int) for entry in asked.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,15 +27,21 @@ def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
     ``none``; ``static:KNOB=VALUE,...``; ``predictor``; ``learned:FOLDER`` (without a limit on time, so that simulations
-    can be repeated); the name of a preset; a rules file.
+    can be repeated); the name of a preset; a rules file. ``unbudgeted:NAME`` is another one that the guard holds to no
+    quality budget; a preset of somebody else's rules is run so anyway, to be compared as it is.
     """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
         return KINDS[kind](text, rest, world or World())
     try:
-        return Contender(text, ThresholdPolicy(load_rules(text)))
+        return Contender(text, ThresholdPolicy(load_rules(text)), budgeted=is_budgeted(text))
     except RuleError as error:
         raise ValueError("; ".join(error.problems)) from error
+
+
+def is_budgeted(text: str) -> bool:
+    """Whether the guard holds a contender of this name to a quality budget; what never changes has no guard."""
+    return not (text.startswith((UNBUDGETED, "static:")) or text in {"none", *_AS_PUBLISHED})
 
 
 def bundled() -> tuple[str, ...]:
@@ -46,6 +52,12 @@ def bundled() -> tuple[str, ...]:
 def static_name(values: Mapping[str, TunableValue]) -> str:
     """The name of a static setting: ``none`` when nothing differs from the defaults."""
     return f"static:{','.join(f'{knob}={value}' for knob, value in values.items())}" if values else "none"
+
+
+def _unbudgeted(text: str, rest: str, world: World) -> Contender:
+    if not rest or rest.startswith(UNBUDGETED):
+        raise ValueError(f"{text!r}: write {UNBUDGETED}NAME, a policy's name")
+    return replace(contender(rest, world), name=text, budgeted=False)
 
 
 def _none(text: str, rest: str, _: World) -> Contender:
@@ -89,6 +101,8 @@ def _learned(text: str, rest: str, world: World) -> Contender:
 
 
 NEED_NOTHING: Final = ("predictor",)
+UNBUDGETED: Final = "unbudgeted:"
+_AS_PUBLISHED: Final = ("literature",)
 
 # One line per kind of policy; imports of heavy ones belong into their function.
 KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
@@ -96,4 +110,5 @@ KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
     "static": _static,
     "predictor": _predictor,
     "learned": _learned,
+    "unbudgeted": _unbudgeted,
 }

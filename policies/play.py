@@ -11,20 +11,25 @@ from engine.tunables import TunableValue
 from envs.simulated import SimulatedEngine
 from envs.spaces import NOTHING, Observation, encode_action
 from policies.base import Policy
-from policies.guard import Guard, GuardContext, native_fits
+from policies.guard import Guard, GuardContext
+from policies.guards import guard_for, made
 from policies.tails import Tail
 
 OVERLOADED_SHARE: Final = 0.1  # of all requests, refused or still waiting at the end
+USUAL_BUDGET: Final = 0.005  # mean relative loss per token, where nobody says another
 MOST_ROWS: Final = 2000  # points of a plot; longer runs keep every n-th tick
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy by name, or none at all; ``values``: knobs in force from the start. See :mod:`policies.named`."""
+    """A policy by name, or none at all; ``values``: knobs in force from the start. ``budgeted``: whether the
+    guard holds it to a quality budget. See :mod:`policies.named`.
+    """
 
     name: str
     policy: Policy | None = None
     values: dict[str, TunableValue] = field(default_factory=dict)
+    budgeted: bool = True
 
 
 @dataclass
@@ -135,17 +140,19 @@ def play(
     interval_s: float,
     seed: int,
     guard: Guard | None = None,
+    quality_budget: float = USUAL_BUDGET,
     progress: Callable[[float], None] | None = None,
     each: Callable[[int, dict[str, Any]], bool] | None = None,
     chooser: Chooser | None = None,
 ) -> Played:
     """Run ``env`` (made with ``who.values`` and without warm-up) for a time. ``progress`` gets the seconds done.
 
-    ``guard``: the daemon's default if None. ``each`` gets every tick's number and ``info``, and ends the run by
-    returning True. ``chooser``: in place of a policy and its guard.
+    ``guard``: the daemon's for the environment's profile and ``quality_budget`` if None. ``each`` gets every tick's
+    number and ``info``, and ends the run by returning True. ``chooser``: in place of a policy and its guard.
     """
     begin_s = time.perf_counter()
-    result, guard = Played(who.name), guard or Guard(feasible=native_fits())
+    result = Played(who.name)
+    guard = guard or guard_for(env.profile, quality_budget if who.budgeted else None)
     guard_state, policy = guard.initial_state(), who.policy
     state = policy.initial_state() if policy is not None else {}
     _, info = env.reset(seed=seed)
@@ -160,10 +167,11 @@ def play(
             observation: Observation = info["observation"]
             started_ns = time.thread_time_ns()
             decision, state = policy.decide(observation, state)
-            verdict, guard_state = guard.check(decision.change, GuardContext(observation), guard_state)
+            context = GuardContext(observation, charge=info["charge"])
+            verdict, guard_state = guard.check(decision.change, context, guard_state)
             result.decision_ns.append(time.thread_time_ns() - started_ns)
             if verdict.change is not None:
-                action, scenario = encode_action(verdict.change), decision.scenario
+                action, scenario = encode_action(verdict.change), made(decision, verdict).scenario
         _, reward, _, _, info = env.step(action)
         result.reward += float(reward)
         if info["applied"] is not None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.text import one_line
 from autotune.writers import OPERATOR_PREFIX
 from engine.paths import default_control_socket
+from engine.text import one_line
 
 if TYPE_CHECKING:
     from engine.control_client import ControlClient
@@ -65,6 +65,12 @@ class CliError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+def check_writable(out: Path) -> None:
+    """What takes minutes should not end in a path that cannot be written. Raises CliError."""
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
 
 
 def fail_with(command: Callable[[], Any]) -> int:

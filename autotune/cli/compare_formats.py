@@ -84,11 +84,11 @@ def _measure(
 
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.models.folder import check_folder  # noqa: PLC0415
-    from engine.quality.texts import HELD_OUT, read_text  # noqa: PLC0415
+    from engine.quality.texts import read_text  # noqa: PLC0415
 
     try:
         check_folder(model)
-        words = None if text is None else read_text(text, HELD_OUT if held_out is None else held_out)
+        words = None if text is None else read_text(text, held_out)
         from engine.quality.measure import Effort  # noqa: PLC0415  # torch, which no mistake above need wait for
 
         effort = Effort.quick() if quick else Effort()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
-from autotune.text import one_line
+from engine.text import one_line
 
 if TYPE_CHECKING:
     from autotune.journal_file import Tick

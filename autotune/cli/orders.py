@@ -12,7 +12,7 @@ import typer
 
 from autotune.cli._shared import CliError, ConfigOption, given_path, journal_path
 from autotune.cli.status import DEFAULT_ADMIN
-from autotune.text import one_line
+from engine.text import one_line
 
 _MODES = {"act": "active", "active": "active", "advise": "advise", "off": "off"}
 _TIMEOUT_S = 15

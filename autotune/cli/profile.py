@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, check_writable, given_path
 
 if TYPE_CHECKING:
     from envs.profile import Profile
@@ -38,14 +37,16 @@ def profile(
     from_metrics: Annotated[
         str | None, typer.Option(metavar="URL", help="Fit to a running server's /metrics (vLLM's or ours).")
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds to watch the server.")] = 120.0,
-    every: Annotated[float, typer.Option(help="Seconds between two readings.")] = 5.0,
+    duration: Annotated[float, typer.Option(min=1, max=604_800, help="Seconds to watch the server.")] = 120.0,
+    every: Annotated[float, typer.Option(min=0.01, max=3600, help="Seconds between two readings.")] = 5.0,
     kv_pool_bytes: Annotated[
         str | None, typer.Option(metavar="N", help="KV pool, like 64M or 2G; 256M if absent, where it is measured.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Processor threads, as the engine gets them.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processor threads, as the engine gets them.")
+    ] = None,
     quality: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Quality table of autotune compare-formats to include.", parser=given_path),
@@ -62,7 +63,7 @@ def profile(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
     except ValueError as error:
         raise CliError(f"--kv-pool-bytes: {error}", 2) from None
-    _check_writable(out)
+    check_writable(out)
     try:
         if from_metrics is None and analytic is None:
             found = _measure(model, pool_bytes or 256 << 20, device, dtype, threads, quick=quick)
@@ -98,7 +99,7 @@ def _estimate(
 ) -> Profile:
     from autotune import profiling  # noqa: PLC0415
 
-    base = profiling.analytic(model, device or profiling.FALLBACK_DEVICE, pool_bytes)
+    base = profiling.analytic(model, profiling.FALLBACK_DEVICE if device is None else device, pool_bytes)
     return base if url is None else profiling.from_metrics(base, url, _pages(url, duration_s, every_s))
 
 
@@ -112,16 +113,10 @@ def _write(found: Profile, out: Path, quality: Path | None, model: Path) -> Prof
     return found
 
 
-def _check_writable(out: Path) -> None:
-    """What takes minutes should not end in a path that cannot be written."""
-    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise CliError(f"{out}: cannot be written; name a file in a folder that exists and is writable", 2)
-
-
 def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
     import httpx  # noqa: PLC0415
 
-    readings = round(duration_s / every_s) + 1 if every_s > 0 else 0
+    readings = round(duration_s / every_s) + 1
     if readings < _FEW_READINGS:
         raise CliError(
             f"--duration {duration_s:g} over --every {every_s:g}: that is too few readings to fit anything", 2
@@ -133,7 +128,7 @@ def _pages(url: str, duration_s: float, every_s: float) -> Iterator[str]:
         try:
             response = httpx.get(page, timeout=10.0)
             response.raise_for_status()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CliError(f"{page}: {error}") from error
         yield response.text
 

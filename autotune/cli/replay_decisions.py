@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, tick_range
-from autotune.text import one_line
+from engine.text import one_line
 
 
 def register(app: typer.Typer) -> None:

@@ -69,7 +69,8 @@ def run(
         int | None, typer.Option(min=1, help="Demonstration: replays with and without tuning; 1 if absent.")
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(metavar="S", min=1, help="Demonstration: seconds of load per replay; 90 if absent.")
+        float | None,
+        typer.Option(metavar="S", min=1, max=86_400, help="Demonstration: seconds of load per replay; 90 if absent."),
     ] = None,
     workload: Annotated[
         str | None, typer.Option(help="Demonstration: built-in workload; reasoning-bursty if absent.")
@@ -155,13 +156,14 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.workload.catalogue import CATALOGUE  # noqa: PLC0415
 
+    # Daemons that follow them start minutes later: what is wrong with a policy or a profile is said now.
     names = (given.pop("policy", "default"), *given.pop("against", [NATIVE]))
     path = given.pop("profile", None)
     try:
         profile = None if path is None else read_profile(path)
         given |= {"sides": sides(names, path, profile), "profile": profile}
     except (ValueError, EngineError) as error:
-        raise CliError(str(error), 2) from error
+        raise CliError(f"--policy, --against or --profile: {error}", 2) from error
     options = DemoOptions(model=model or bundled_model(), **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect, operator
-from autotune.text import one_line
 from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER, pinned_by
+from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, check_writable, given_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 _DEFAULT_S = 600.0
 _DRAIN_S = 30.0
+_YEAR_S = 31_536_000.0
+# What may be asked for, inclusive: in here nanoseconds are exact and a run has an end.
+_LIMITS = {
+    "--interval": (1e-3, 86_400.0),
+    "--duration": (1e-3, _YEAR_S),
+    "--rate-scale": (1e-6, 1e6),
+    "--length-scale": (1e-6, 1e6),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +40,8 @@ def simulate(
     ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
+        Path | None,
+        typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.", parser=given_path),
     ] = None,
     duration: Annotated[float | None, typer.Option(help="Simulated seconds (a trace's own, else 600).")] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the arrival rate by this.")] = 1.0,
@@ -45,8 +54,10 @@ def simulate(
     ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 1.0,
     tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Of generated workloads.")] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a report with plots here.")] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures here; - for stdout.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report with plots here.", parser=given_path)] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here; - for stdout.", parser=given_path)
+    ] = None,
 ) -> None:
     """Play policies through WORKLOAD on a simulated engine, one after the other on the same traffic.
 
@@ -68,9 +79,12 @@ def simulate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
         targets = Targets(ttft_target, tbt_target)
-        _check_positive(
+        _check_limits(
             {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
         )
+        for place in (html, json_out):
+            if place is not None and str(place) != "-":
+                check_writable(place)
         found = read_profile(profile or DEFAULT_PROFILE)
         if pool_bytes is not None:
             found = found.model_copy(update={"pool_bytes": pool_bytes})
@@ -106,10 +120,11 @@ def simulate(
         raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
 
 
-def _check_positive(values: dict[str, float | None]) -> None:
+def _check_limits(values: dict[str, float | None]) -> None:
     for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be > 0, got {value:g}")
+        least, most = _LIMITS[name]
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} must be from {least:g} to {most:g}, got {value:g}")
 
 
 def _traffic(
@@ -127,7 +142,10 @@ def _traffic(
         raise ValueError(f"{workload}: no such file, nor a built-in workload ({', '.join(CATALOGUE)})")
     trace = scale(load_trace(path, seed=seed), Scaling(length_scale=length_scale))
     # What arrives last wants to be served, too.
-    return trace, list(trace.notes), duration or trace.duration_s / rate_scale + _DRAIN_S
+    whole_s = trace.duration_s / rate_scale + _DRAIN_S
+    if duration is None and whole_s > _YEAR_S:
+        raise ValueError(f"{workload} would last {whole_s:.3g} s; say with --duration how much of it to play")
+    return trace, list(trace.notes), duration or whole_s
 
 
 def _progress(console: Console) -> Any:

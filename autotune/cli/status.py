@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect
-from autotune.text import one_line
 from engine.sizes import format_size
+from engine.text import one_line
 
 DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
@@ -36,6 +36,8 @@ def status(
         if engine and engine["gauges"]["host_pool_bytes"]:
             typer.echo("host:   " + _host_line(engine))
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
+        if daemon.get("quality"):
+            typer.echo("quality: " + _quality_line(daemon["quality"]))
         for knob, who in daemon.get("overrides", {}).items():
             text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
             typer.echo("  " + one_line(text))
@@ -64,6 +66,16 @@ def _daemon(admin: str) -> tuple[dict[str, Any], str]:
         reason = getattr(error, "reason", error)
         return {}, one_line(f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin")
     return (document, "") if isinstance(document, dict) else ({}, f"{admin}: not a daemon")
+
+
+def _quality_line(quality: dict[str, Any]) -> str:
+    """What of the quality budget is kept, and how it stands."""
+    parts = [str(quality["holds"])]
+    if quality["budget"] is not None and quality["lost_per_token"] is not None:
+        parts.append(f"{quality['lost_per_token']:.3%} lost per token of late")
+    if quality["handed_back"]:
+        parts.append(f"handed back: {', '.join(quality['handed_back'])}")
+    return one_line("; ".join(parts))
 
 
 def _engine_line(stats: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from envs.workload.trace import Trace
 
 _INSPECTED_S = 3600.0  # of a built-in workload
+_MOST_INSPECTED_S = 604_800.0  # of one: it is made in memory
+_LEAST, _MOST_S = 1e-6, 31_536_000.0  # of a rate or a duration; a year
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="CSV to write; gzip if it ends in .gz.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -101,7 +103,7 @@ def inspect(
         raise CliError("--plot needs matplotlib: pip install 'kv-autotune[plots]', or leave --plot out")
     try:
         _check_rate(rate)
-        _check_positive("--duration", duration)
+        _check("--duration", duration, _MOST_S)
     except ValueError as error:
         raise CliError(str(error), 2) from None
     try:
@@ -196,7 +198,7 @@ def generate(
     workload = _builtin(name)
     try:
         _check_rate(rate)
-        _check_positive("--duration", duration)
+        _check("--duration", duration, _MOST_S)
     except ValueError as error:
         raise CliError(str(error), 2) from None
     if envelope is not None and workload.then:
@@ -232,6 +234,8 @@ def _load(name: str, *, skip_bad_lines: bool, rate: float | None, seed: int, unt
 
     path = Path(name)
     if name in CATALOGUE and not path.exists():
+        if until_s > _MOST_INSPECTED_S:
+            raise CliError(f"{name} is built in: look at {_MOST_INSPECTED_S:g} s of it at most", 2)
         workload = CATALOGUE[name]
         factor = 1.0 if rate is None else rate / workload.mean_rps
         return generate_trace(workload, duration_s=max(_INSPECTED_S, until_s), seed=seed, rate_scale=factor)
@@ -253,12 +257,14 @@ def _roles(text: str) -> dict[str, str]:
 
 
 def _check_rate(rate: float | None) -> None:
-    _check_positive("--rate", rate)
+    from envs.workload.arrivals import MOST_RPS  # noqa: PLC0415
+
+    _check("--rate", rate, MOST_RPS)
 
 
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be > 0, got {value:g}")
+def _check(name: str, value: float | None, most: float) -> None:
+    if value is not None and not _LEAST <= value <= most:
+        raise ValueError(f"{name} must be from {_LEAST:g} to {most:g}, got {value:g}")
 
 
 def _print_summary(console: Console, summary: Summary) -> None:

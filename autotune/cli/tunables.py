@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import ControlOption, connect
-from autotune.text import one_line
 from autotune.writers import STARTUP_WRITER, named, who_of
 from engine.clock import RealClock
+from engine.text import one_line
 from engine.tunables import TUNABLES
 
 if TYPE_CHECKING:

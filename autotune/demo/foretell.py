@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from autotune.demo.sides import Side
 from autotune.demo.stack import DWELL_S, TICK_S, WINDOW_S
+from autotune.schema import PolicySection
 from engine.tunables import CostClass
 from envs.profile import Profile
 from envs.signals import Targets
 from envs.simulated import SimulatedEngine
 from envs.workload.trace import Trace
-from policies.guard import Guard, GuardConfig, native_fits
+from policies.guard import GuardConfig
+from policies.guards import guard_for
 from policies.named import World, contender
 from policies.play import play
 
+QUALITY_BUDGET: Final = PolicySection().quality_budget  # the daemon's, when nothing is said
 _DRAIN_S = 60.0  # what came last wants to be served, too
 
 
@@ -50,7 +54,7 @@ def foretell(
                 episode_s=seconds, repeats=False, values=who.values, targets=targets, short_s=WINDOW_S,
             )  # fmt: skip
             dwell_s = {CostClass(name): value for name, value in DWELL_S.items()}
-            guard = Guard(GuardConfig(window_s=WINDOW_S, dwell_s=dwell_s), native_fits())
+            guard = guard_for(profile, QUALITY_BUDGET, GuardConfig(window_s=WINDOW_S, dwell_s=dwell_s))
             played = play(env, who, duration_s=seconds, interval_s=TICK_S, seed=0, guard=guard)
             inside.append(played.good / played.offered if played.offered else 0.0)
             changes += len(played.moves)

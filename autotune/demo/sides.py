@@ -69,12 +69,12 @@ def side(text: str, profile: Path | None, found: Profile | None) -> Side:
     kind, _, rest = text.partition(":")
     if known.policy is None:
         return Side(text, tuple(known.values.items()))
+    # With a profile every daemon keeps the quality budget, whoever decides.
+    section: dict[str, Any] = {} if profile is None else {"profile": str(profile.resolve())}
     if kind in {"predictor", "learned"}:
-        section: dict[str, Any] = {"use": kind}
-        if profile is not None:
-            section["profile"] = str(profile.resolve())
+        section["use"] = kind
         if kind == "learned":
             section["learned"] = str(Path(rest).resolve())
-        return Side(text, policy=tuple(section.items()))
-    rules = text if text in presets() else str(Path(text).resolve())
-    return Side(text, policy=(("rules", rules),))
+    else:
+        section["rules"] = text if text in presets() else str(Path(text).resolve())
+    return Side(text, policy=tuple(section.items()))

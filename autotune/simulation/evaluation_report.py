@@ -29,7 +29,7 @@ def overall_rows(document: Mapping[str, Any], objective: str) -> Rows:
             _number(row["better_than_native"]["value"]),
             _number(row["better_than_best_static"]["value"]),
             "-" if row["regret_pct"] is None else f"{_interval(row['regret_pct'])} %",
-            "inside" if row["inside_budget"] else "OVER",
+            ("inside" if row["inside_budget"] else "OVER") + ("" if row["held_to_budget"] else ", not held to it"),
             ", ".join(row["loses_to_native"]) or "-",
         ]
         for row in document["overall"][objective]

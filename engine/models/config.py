@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import EngineError
+from engine.models.positive import positive
 from engine.models.rope_config import RopeConfig, parse_rope
+
+_BEYOND = 1 << 63  # no tensor has such a size
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,13 @@ class ConfigReader:
             if default is None:
                 raise EngineError(f"config.json lacks {name!r}; is this the folder of a Hugging Face language model?")
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise EngineError(f"config.json: {name} must be a whole number >= {minimum}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < _BEYOND:
+            raise EngineError(f"config.json: {name} must be a whole number >= {minimum}, got {value!r:.60}")
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self.raw.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise EngineError(f"config.json: {name} must be a number, got {value!r}")
-        return float(value)
+        return default if value is None else positive(name, value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         value = self.raw.get(name)
@@ -106,10 +105,10 @@ class ConfigReader:
         kinds = self.raw.get("layer_types")
         if not isinstance(kinds, list):
             return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         if unknown:
             raise EngineError(
-                f"config.json: layer type {min(map(str, unknown))!r} is not supported; "
+                f"config.json: layer type {str(unknown[0])!r:.60} is not supported; "
                 "supported: full_attention, sliding_attention"
             )
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -168,8 +167,8 @@ def parse_common(
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act", "silu")
-    if activation not in {"silu", "swish"}:
-        raise EngineError(f"config.json: activation {activation!r} is not supported; supported: silu")
+    if activation not in ("silu", "swish"):  # a list is no member of a set
+        raise EngineError(f"config.json: activation {activation!r:.60} is not supported; supported: silu")
     if raw.get("quantization_config") is not None:
         raise EngineError(
             "this model's weights are quantised; use its unquantised checkpoint (float32, bfloat16 or float16): "

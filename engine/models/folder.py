@@ -34,7 +34,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     """A JSON object; EngineError when the file is missing, broken or something else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
     if not isinstance(data, dict):
         raise EngineError(f"{path} must hold a JSON object; download it again")

@@ -28,7 +28,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         model_type = str(raw.get("model_type", "")).lower()
         names = [name for name in ARCHITECTURES if name.lower() == f"{model_type}forcausallm"] or [model_type]
     for name in names:
-        if name in ARCHITECTURES:
+        if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name](raw)
     asked = ", ".join(map(str, names)) or "none"
     raise EngineError(f"config.json: architecture {asked!r} is not supported; supported: {', '.join(ARCHITECTURES)}")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import EngineError
+from engine.models.positive import positive
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_BEYOND = 1 << 63  # no tensor has so many rows
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def parse_rope(raw: Mapping[str, Any], max_positions: int) -> RopeConfig:
     if rope_type not in ROPE_TYPES:
         raise EngineError(f"config.json: rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in {None, 1}:
-        raise EngineError(f"config.json: partial_rotary_factor {partial!r} is not supported; supported: 1.0")
+    if partial is not None and partial != 1:
+        raise EngineError(f"config.json: partial_rotary_factor {partial!r:.60} is not supported; supported: 1.0")
 
     def number(name: str, default: float | None) -> float:
         value = parameters.get(name)
@@ -60,19 +62,20 @@ def parse_rope(raw: Mapping[str, Any], max_positions: int) -> RopeConfig:
             if default is None:
                 raise EngineError(f"config.json: rope type {rope_type!r} needs {name!r}")
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise EngineError(f"config.json: rope parameter {name} must be a positive number, got {value!r}")
-        return float(value)
+        return positive(f"rope parameter {name}", value)
 
     def optional(name: str) -> float | None:
         return number(name, None) if parameters.get(name) is not None else None
 
-    theta = number("rope_theta", float(raw.get("rope_theta") or 10000.0))
+    theta = number("rope_theta", positive("rope_theta", raw.get("rope_theta") or 10000.0))
+    if theta <= 1:  # at 1 all wavelengths are equal, below it they shrink
+        raise EngineError(f"config.json: rope_theta must be above 1, got {theta:g}")
     if rope_type == "default":
         return RopeConfig(theta=theta)
     # transformers lets a length outside the rope parameters win, and falls back to the model's own maximum.
     outside = raw.get("original_max_position_embeddings")
-    original = int(outside) if outside else int(number("original_max_position_embeddings", float(max_positions)))
+    length = "original_max_position_embeddings"
+    original = max(1, int(positive(length, outside) if outside else number(length, float(max_positions))))
     if rope_type == "linear":
         return RopeConfig(theta=theta, rope_type=rope_type, factor=number("factor", None))
     if rope_type == "llama3":
@@ -84,10 +87,13 @@ def parse_rope(raw: Mapping[str, Any], max_positions: int) -> RopeConfig:
             low_freq_factor=number("low_freq_factor", None),
             high_freq_factor=number("high_freq_factor", None),
         )
+    factor = number("factor", max_positions / original)
+    if original * factor >= _BEYOND:
+        raise EngineError(f"config.json: rope factor {factor:g} over {original} positions is beyond any context")
     return RopeConfig(
         theta=theta,
         rope_type=rope_type,
-        factor=number("factor", max_positions / original),
+        factor=factor,
         original_positions=original,
         beta_fast=number("beta_fast", 32.0),
         beta_slow=number("beta_slow", 1.0),

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.clock import Clock, RealClock
+from engine.errors import EngineError
 from engine.formats import FORMAT_BY_NAME
 from engine.loader import LoadedModel
 from engine.machine_info import machine_info
@@ -76,6 +77,13 @@ def measure(
     effort, clock, show = effort or Effort(), clock or RealClock(), progress or _silent
     part = min(effort.tokens, loaded.config.max_model_len) // _PARTS
     length, prompt = part * _PARTS, part * _PROMPT_PARTS
+    if not part:
+        raise EngineError(f"this model takes {loaded.config.max_model_len} tokens, too few to measure anything")
+    pieces = windows(text.ids, length, effort.sequences, bos) if text is not None else []
+    if text is not None and not pieces:
+        raise EngineError(
+            f"{text.name}: {len(text.ids)} tokens of text are less than one sample of {length}; give more"
+        )
     settings: Settings = {**format_settings(), **eviction_settings(prompt)}
     ops.warm_up(loaded.model.device, loaded.model.dtype)  # speeds are compared, and compiling is not one of them
     show("generating", 0, effort.sequences * length)
@@ -87,7 +95,6 @@ def measure(
         return compare(loaded, settings, samples, bins=_PARTS, clock=clock, progress=_told(show, stage, samples))
 
     on_generated = scored("generated text", generated)
-    pieces = windows(text.ids, length, effort.sequences, bos) if text is not None else []
     on_text = scored("text", pieces) if pieces else {}
     probes: list[Sample] = []
     on_probes: dict[str, Outcome] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from engine.clock import Clock
 from engine.core import EngineCore
 from engine.core_stats import Distributions
 from engine.core_thread import EngineThread
@@ -14,6 +15,7 @@ from engine.request import Request
 from engine.request_delta import RequestDelta
 from engine.stats import EngineStats
 
+STALL_S: Final = 60.0
 _T = TypeVar("_T")
 
 
@@ -51,13 +53,17 @@ class RequestStream:
 
 
 class AsyncEngine:
-    """The engine as the event loop sees it. Construct and start it inside the running loop."""
+    """The engine as the event loop sees it. Construct and start it inside the running loop.
 
-    def __init__(self, core: EngineCore) -> None:
+    ``stall_s``: a step, or a command between two, that has taken longer counts as a freeze.
+    """
+
+    def __init__(self, core: EngineCore, clock: Clock | None = None, stall_s: float = STALL_S) -> None:
         self._core = core
+        self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, RequestStream] = {}
-        self._thread = EngineThread(core, self._deliver)
+        self._thread = EngineThread(core, self._deliver, clock)
         self._last: tuple[EngineStats, Distributions] | None = None
         self.draining = False
 
@@ -71,7 +77,10 @@ class AsyncEngine:
             return "the engine is shutting down"
         if self._core.broken is not None:
             return f"the engine has stopped: {self._core.broken}"
-        return None if self._thread.is_alive else "the engine has not started"
+        if not self._thread.is_alive:
+            return "the engine has not started"
+        busy_s = self._thread.busy_s
+        return f"no step has ended for {busy_s:.0f} s" if busy_s > self._stall_s else None
 
     async def submit(self, request: Request) -> RequestStream:
         """Hand a request over and wait until it is admitted to the queue.

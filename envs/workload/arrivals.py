@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 Times = NDArray[np.float64]
 _BATCH = 8192  # arrivals drawn at once: what a stream of any length holds in memory
 
+MOST_RPS = 1e6  # beyond any service: a damaged number, or a run without an end
+
 
 @dataclass(frozen=True)
 class Envelope:

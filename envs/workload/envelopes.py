@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from envs.workload.arrivals import Envelope
+from envs.workload.arrivals import MOST_RPS, Envelope
 from envs.workload.forms import finite
 from envs.workload.loaders import open_text, rows
 from envs.workload.trace import TraceError
@@ -57,6 +57,8 @@ def load_envelope(path: Path) -> LoadedEnvelope:
     if repaired:
         notes.append(f"{repaired} of {len(times)} times had lost trailing zeros: repaired")
     edges = (*(time - times[0] for time in times), times[-1] - times[0] + _usual_step(times))
+    if not any(rates):
+        raise TraceError(f"{path.name}: nothing arrives by it, every rate is 0")
     return LoadedEnvelope(Envelope(edges, tuple(rates), tuple(cvs) if cvs else None), tuple(notes))
 
 
@@ -74,8 +76,8 @@ def _read(path: Path) -> tuple[list[float], list[float], list[float], list[int]]
                     raise TraceError(f"{place}: {row}")
                 _check(list(row), place)
                 time, rate = (_number(row, _one_of(names, row), place) for names in (("t_s",), _RATES))
-                if rate < 0:
-                    raise TraceError(f"{place}: expected a rate of 0 or more, got {rate:g}")
+                if not 0 <= rate <= MOST_RPS:
+                    raise TraceError(f"{place}: expected a rate from 0 to {MOST_RPS:g}, got {rate:g}")
                 times.append(time)
                 rates.append(rate)
                 lines.append(line)

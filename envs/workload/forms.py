@@ -21,6 +21,7 @@ from envs.workload.trace import TraceError, TraceRequest
 
 MOONCAKE_BLOCK_TOKENS = 512
 BYTES_PER_TOKEN = 4  # the estimate that traces given in bytes make themselves
+MAX_ARRIVAL_S = 9e9  # what nanoseconds in 64 bits can count; as a date the year 2255
 MAX_TOKENS = 100_000_000  # beyond any context: a damaged number, not a length
 
 ROLES = ("arrival", "prompt", "output", "hashes", "source")
@@ -51,7 +52,7 @@ class Form:
         """
         arrival_s = 0.0
         if self.arrival is not None:
-            arrival_s = self._field(row, self.arrival, self.read_arrival, self.arrival_unit)
+            arrival_s = self._field(row, self.arrival, self._arrival_s, self.arrival_unit)
         hash_ids: tuple[int, ...] = ()
         if self.hash_ids is not None:
             hash_ids = self._field(row, self.hash_ids, _hash_ids, "whole numbers")
@@ -62,6 +63,12 @@ class Form:
             hash_ids,
             sys.intern(str(row.get(self.source) or "").strip()) if self.source is not None else "",
         )
+
+    def _arrival_s(self, value: Any) -> float:
+        seconds = self.read_arrival(value)
+        if abs(seconds) > MAX_ARRIVAL_S:
+            raise ValueError("beyond any clock")
+        return seconds
 
     @staticmethod
     def _field(row: Mapping[str, Any], column: str, read: Callable[[Any], T], expected: str) -> T:
@@ -118,6 +125,8 @@ def chosen(columns: Mapping[str, str], *, unit: str = "s", block_tokens: float =
         raise ValueError(f"{unit!r} is no unit of time here; choose one of {', '.join(UNITS)}")
     if ("hashes" in columns) != (block_tokens > 0):
         raise ValueError("block hashes and the number of tokens in a block go together")
+    if "hashes" in columns and not 1 / BYTES_PER_TOKEN <= block_tokens <= MAX_TOKENS:
+        raise ValueError(f"blocks hold from 1 byte, {1 / BYTES_PER_TOKEN:g} tokens, to {MAX_TOKENS} tokens")
     factor = UNITS[unit]
 
     def read_arrival(value: Any) -> float:

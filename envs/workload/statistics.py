@@ -94,8 +94,11 @@ def _dispersion(times: NDArray[np.float64], whole_s: float, window_s: float) -> 
     that is cut short would look calm, and one left out may be the busiest.
     """
     number = round(whole_s / window_s)
-    counts = np.bincount((times * (number / whole_s) + 1e-9).astype(np.int64), minlength=number)
-    return float(counts.var() / counts.mean())
+    # Only windows with requests are listed: a file with one wrong date has more empty ones than memory has room for.
+    windows, counts = np.unique((times * (number / whole_s) + 1e-9).astype(np.int64), return_counts=True)
+    number = max(number, int(windows[-1]) + 1)
+    mean = len(times) / number
+    return float((np.square(counts - mean).sum() / number + (1 - len(counts) / number) * mean**2) / mean)
 
 
 def _lengths(tokens: NDArray[np.int64]) -> dict[str, float]:

@@ -21,6 +21,8 @@ def write_trace(path: Path, requests: Iterable[TraceRequest], *, block_tokens: f
     """
     if path.exists() and not force:
         raise TraceError(f"{path}: exists already; name another file, or --force")
+    if path.exists() and not path.is_file():
+        raise TraceError(f"{path}: is no plain file; name another")
     part = path.with_name(f"{path.name}.part")
     column = _hash_column(block_tokens)
     number = 0

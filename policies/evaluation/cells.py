@@ -17,7 +17,7 @@ from envs.simulated import SimulatedEngine
 from policies.evaluation.calibration import Calibration
 from policies.evaluation.oracle import ORACLE, OraclePlan, play_oracle
 from policies.evaluation.scenarios import SEGMENTS, Scenario, Span, traffic
-from policies.named import World, contender
+from policies.named import UNBUDGETED, World, contender
 from policies.play import Contender, Move, Played, play
 from policies.rules import preset_text, presets
 
@@ -145,7 +145,10 @@ def run_cell(setup: Setup, cell: Cell) -> Score:
             quality_budget=setup.quality_budget,
         )  # fmt: skip
     else:
-        played = play(env, who, duration_s=longest_s, interval_s=interval_s, seed=cell.seed, each=watch)
+        played = play(
+            env, who, duration_s=longest_s, interval_s=interval_s, seed=cell.seed, each=watch,
+            quality_budget=setup.quality_budget,
+        )  # fmt: skip
     prompt_tokens = sum(request.prompt_tokens for request in trace.requests)
     return _score(played, watch, prompt_tokens, duration_s, {**default_values(), **who.values})
 
@@ -220,6 +223,8 @@ def _content(name: str) -> str:
     """The name of a contender, with a digest of what it is read from."""
     if name in presets():
         return f"{name}:{hashlib.sha256(preset_text(name).encode()).hexdigest()}"
+    if name.startswith(UNBUDGETED):
+        return UNBUDGETED + _content(name.removeprefix(UNBUDGETED))
     path = Path(name.partition(":")[2] or name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())

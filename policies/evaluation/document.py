@@ -10,6 +10,7 @@ from policies.evaluation.experiment import Plan, Results
 from policies.evaluation.figures import OBJECTIVES, Terms, by_workload, costs, headline, overall, verdict
 from policies.evaluation.oracle import ORACLE
 from policies.evaluation.table import BEST_STATIC, NATIVE, RANDOM_SEARCH
+from policies.named import is_budgeted
 from policies.split import HELD_OUT
 
 
@@ -61,6 +62,7 @@ def _ladders(results: Results) -> Mapping[str, Any]:
 def _notes(setup: Setup, plan: Plan, results: Results) -> Sequence[str]:
     table = results.table
     pressed = [table.scenarios[place].text for place in table.pressured]
+    free = [name for name in plan.policies if name not in plan.static_names and not is_budgeted(name)]
     known = [one.text for one in plan.scenarios if one.is_generated and one.source not in HELD_OUT]
     notes = [
         setup.profile.describe(),
@@ -74,6 +76,8 @@ def _notes(setup: Setup, plan: Plan, results: Results) -> Sequence[str]:
             for name, one in setup.calibrations.items()
         ),
     ]
+    if free:
+        notes.append(f"Not held to the quality budget by the guard: {', '.join(free)}.")
     if setup.span.length_scale != 1:
         notes.append(f"Prompts and outputs were divided by {setup.span.length_scale:g}.")
     if known:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from policies.evaluation.cost import cost, reduction
 from policies.evaluation.experiment import ABLATED, Results
+from policies.evaluation.oracle import ORACLE
 from policies.evaluation.shift import Shift, shift
 from policies.evaluation.statistics import (
     Interval,
@@ -23,11 +24,13 @@ from policies.evaluation.statistics import (
     resampled,
     seed_draws,
 )
-from policies.evaluation.table import BEST_STATIC, NATIVE, Table
+from policies.evaluation.table import BEST_STATIC, NATIVE, RANDOM_SEARCH, Table
+from policies.named import is_budgeted
 from policies.split import Family
 
 OBJECTIVES: Final = ("interactive", "batch")
 DRAWS: Final = 2000
+_FIXED: Final = (BEST_STATIC, RANDOM_SEARCH, ORACLE)
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,8 @@ def overall(table: Table, names: Sequence[str], objective: str) -> list[dict[str
                 "better_than_best_static": improvement(ours, best, draws).to_json(),
                 "regret_pct": None if regret is None else regret.times(100).to_json(),
                 "inside_budget": name == BEST_STATIC or table.inside_budget(name),
+                # What never changes has nobody to hold it; only the others can be run without.
+                "held_to_budget": name in table.statics or name in _FIXED or is_budgeted(name),
                 "loses_to_native": [] if name == BEST_STATIC else losing(table, name, table.attainment(NATIVE)),
             }
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.profile import Profile
-from envs.reward import Objective, RewardWeights
+from envs.reward import Charge, Objective, RewardWeights
 from envs.simulated import SimulatedEngine
 from envs.spaces import (
     NOTHING,
@@ -22,6 +22,7 @@ from envs.spaces import (
 )
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guarded import guarded_mask
+from policies.guards import guard_for
 from policies.train.recipe import Recipe
 from policies.train.traffic import Episode, Traffic
 
@@ -37,8 +38,9 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     ## Action and observation space
     Those of :class:`envs.simulated.SimulatedEngine`. An action goes through the guard that the daemon has; one that the
-    mask forbids, or that the guard refuses, counts as nothing. :meth:`action_masks` knows the guard: it has exactly
-    what would be let through.
+    mask forbids, or that the guard refuses, counts as nothing, and with the quality budget overdrawn the guard hands a
+    knob back whatever the action. :meth:`action_masks` knows the guard: it has exactly what would be let through, but
+    for the quality budget, of which the exported policy's mask does not know either.
 
     ## Starting state
     ``reset`` begins the next episode of its plan (:mod:`policies.train.traffic`): traffic, world and the knobs at the
@@ -68,7 +70,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
         self._home = stream
         self._weights = RewardWeights(recipe.objective)
-        self._guard = Guard(recipe.guard_config(), native_fits())
+        # The exported policy's own guard knows neither figures nor a purse, so the mask does not either.
+        self._mask_guard = Guard(recipe.guard_config(), native_fits())
+        self._guard = guard_for(profile, recipe.quality_budget, recipe.guard_config())
+        self._charge = Charge()
         self._guard_state = self._guard.initial_state()
         self._engine: SimulatedEngine | None = None
         self._episode: Episode | None = None
@@ -117,15 +122,18 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         vector, info = self._engine.reset(seed=plan.world_seed)
         self._guard_state, self._steps = self._guard.initial_state(), 0
         self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
+        self._charge = info["charge"]
         self._look(info["observation"])
         return vector, {}
 
     def step(self, action: np.int64 | int) -> _Step:
         engine, observation = self._running()
         change = decode_action(legal_action(int(action), self._mask))
-        verdict, self._guard_state = self._guard.check(change, GuardContext(observation), self._guard_state)
+        context = GuardContext(observation, charge=self._charge)
+        verdict, self._guard_state = self._guard.check(change, context, self._guard_state)
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
         vector, _, _, _, info = engine.step(allowed)
+        self._charge = info["charge"]
         self._look(info["observation"])
         self._steps += 1
         reward = self._reward(info)
@@ -169,7 +177,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _look(self, observation: Observation) -> None:
         self.observation = observation
-        self._mask = guarded_mask(self._guard, GuardContext(observation), self._guard_state)
+        self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._guard_state)
 
     def _reward(self, info: dict[str, Any]) -> float:
         true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]

@@ -68,12 +68,19 @@ def test_table_csv_and_verdict(autotune: Command, model: str, tmp_path: Path) ->
 
 
 def mistakes(model: str, folder: Path) -> list[tuple[list[str], str]]:
-    (folder / "file").touch()
+    (folder / "file").write_text("words")
+    (folder / "blank").write_text(" \n")
+    (folder / "bytes").write_bytes(bytes(range(128, 256)))
+    (folder / "texts").mkdir()
+    (folder / "texts" / "novel.txt").write_text("words")
     (folder / "empty").mkdir()
     return [
         (["/nowhere"], "model folder /nowhere does not exist"),
         ([model, "--text", "/nowhere"], "/nowhere: no such file or folder"),
         ([model, "--text", str(folder / "empty")], "holds no text (.txt or .txt.gz)"),
+        ([model, "--text", str(folder / "blank")], "there is no text in it"),
+        ([model, "--text", str(folder / "bytes")], "that is no UTF-8 text"),
+        ([model, "--text", str(folder / "texts"), "--held-out", "poem"], "begins with 'poem'; there are novel.txt"),
         ([model, "--text", str(folder / "file")], "holds no tokenizer.json, so --text cannot be read"),
         ([model, "-o", str(folder / "file" / "below")], "the folder cannot be made: "),
         ([model, "--device", "tpu"], "device 'tpu'"),
@@ -82,7 +89,7 @@ def mistakes(model: str, folder: Path) -> list[tuple[list[str], str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(11))
 def test_mistakes_are_one_line(autotune: Command, model: str, tmp_path: Path, number: int) -> None:
     arguments, message = mistakes(model, tmp_path)[number]
     code, _, err = autotune(*arguments)

@@ -10,8 +10,13 @@ from typing import Any, Never
 
 import pytest
 
+from engine.stats import ResidentBytes
 from envs.port import Change
+from envs.reward import Charge
+from envs.simulated import DEFAULT_PROFILE
+from envs.spaces import Observation
 from policies.base import Decision
+from policies.guard import GuardContext, Writer
 
 PRESSURE = "policy: {rules: literature}\n"
 
@@ -43,6 +48,48 @@ def test_every_tick_is_journalled_with_what_was_seen_and_done(make_rig: Any) -> 
     assert written
     assert written[0].body["written"][0] == "applied"
     assert written[0].acted
+
+
+def test_with_a_profile_the_guard_keeps_the_quality_budget_and_the_journal_replays(make_rig: Any) -> None:
+    rig = make_rig(f"policy: {{rules: literature, profile: {DEFAULT_PROFILE}}}\n")
+    rig.run_s(40, lambda: pressed(rig.engine))
+    assert rig.engine.state.desired["kv_format"] == "native"
+    assert ("kv_format", "int4", "over_budget") in rig.decisions()
+
+    def lossy() -> None:
+        pressed(rig.engine)
+        used = rig.engine.figures.gauges.kv_used_bytes
+        rig.engine.figures.gauges.resident = [ResidentBytes("int4", 32, used, used // 300)]
+
+    # As if somebody had started the engine so: no writer, and nothing saved that could pay for it.
+    rig.engine.restart()
+    rig.engine.state.desired["kv_format"] = rig.engine.state.effective["kv_format"] = "int4"
+    rig.run_s(20, lossy)
+    assert rig.engine.state.desired["kv_format"] == "int8"
+    assert "quality budget" in rig.engine.state.writers["kv_format"].reason
+    own = next(r for r in rig.parts.decisions.recent(500) if r.scenario == "quality-budget")
+    assert (own.old, own.new, own.verdict) == ("int4", "int8", "applied")
+    quality = rig.daemon.status()["quality"]
+    assert quality["handed_back"] == ["kv_format"]
+    assert quality["lost_per_token"] > 0.005
+    replayed = 0
+    for tick in rig.ticks():
+        if "verdict" not in tick.body:
+            continue
+        proposal, charge = tick.body["proposal"], Charge(*tick.body["charge"])
+        writers = {knob: Writer(*entry) for knob, entry in tick.body["writers"].items()}
+        context = GuardContext(Observation.from_json(tick.body["observation"]), writers, charge=charge)
+        change = None if proposal is None else Change(*proposal)
+        verdict, _ = rig.parts.minds.guard.check(change, context, tick.body["guard_state"])
+        assert [verdict.code, verdict.text] == tick.body["verdict"]
+        replayed += verdict.code in {"over_budget", "handed_back"}
+    assert replayed > 3
+
+
+def test_without_a_profile_the_status_says_that_no_budget_is_kept(make_rig: Any) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(3)
+    assert "no quality budget is kept" in rig.daemon.status()["quality"]["holds"]
 
 
 def test_what_a_change_did_is_measured_one_window_later(make_rig: Any) -> None:

@@ -27,7 +27,9 @@ def test_names_are_those_of_simulations(tmp_path: Path) -> None:
     assert not static.is_tuned
     profile = read_profile(DEFAULT_PROFILE)
     predictor = side("predictor", DEFAULT_PROFILE, profile)
-    assert dict(predictor.policy or ()) == {"use": "predictor", "profile": str(DEFAULT_PROFILE.resolve())}
+    where = str(DEFAULT_PROFILE.resolve())
+    assert dict(predictor.policy or ()) == {"use": "predictor", "profile": where}
+    assert dict(side("default", DEFAULT_PROFILE, profile).policy or ()) == {"rules": "default", "profile": where}
     mine = tmp_path / "mine.yaml"
     mine.write_text((Path(DEFAULT_PROFILE).parents[2] / "policies/presets/default.yaml").read_text())
     assert dict(side(str(mine), None, None).policy or ()) == {"rules": str(mine)}

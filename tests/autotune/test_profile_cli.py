@@ -35,6 +35,12 @@ def test_mistakes_are_one_line(autotune: Command, tmp_path: Path) -> None:
         (2, "cannot be written; name a file", [str(MODEL), "-o", str(tmp_path)]),
         (2, "cannot be written; name a file", [str(MODEL), "-o", str(tmp_path / "none" / "x.yaml")]),
         (2, "--kv-pool-bytes", [str(MODEL), "-o", out, "--kv-pool-bytes", "1X"]),
+        (2, "--threads", [str(MODEL), "-o", out, "--threads", "0"]),
+        (2, "--threads", [str(MODEL), "-o", out, "--threads", "9" * 20]),
+        (1, "device '' is not known", [str(MODEL), "-o", out, "--analytic", ""]),
+        (2, "--duration", [str(MODEL), "-o", out, "--from-metrics", "http://127.0.0.1:1", "--duration", "nan"]),
+        (2, "--every", [str(MODEL), "-o", out, "--from-metrics", "http://127.0.0.1:1", "--every", "1e-320"]),
+        (1, "Invalid port", [str(MODEL), "-o", out, "--from-metrics", "http://[::1"]),
     ):
         result = autotune(*arguments)
         assert result[:2] == (code, ""), result

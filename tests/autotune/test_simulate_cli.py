@@ -93,6 +93,14 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
         (["chat-steady", "--policy", "static:kv_format"], "static:KNOB=VALUE"),
         (["chat-steady", "--policy", "static:kv_format=int3"], "int3"),
         (["chat-steady", "--interval", "0"], "--interval"),
+        (["chat-steady", "--interval", "1e-12"], "--interval"),
+        (["chat-steady", "--interval", "inf"], "--interval"),
+        (["chat-steady", "--duration", "inf"], "--duration"),
+        (["chat-steady", "--duration", "nan"], "--duration"),
+        (["chat-steady", "--rate-scale", "1e-300"], "--rate-scale"),
+        (["chat-steady", "--tbt-target", "1e300"], "targets must be"),
+        (["chat-steady", "--html", "/"], "/: cannot be written"),
+        (["chat-steady", "--json", "/nowhere/j"], "/nowhere/j: cannot be written"),
         (["chat-steady", "--kv-pool-bytes", "many"], "many"),
         (["chat-steady", "--kv-pool-bytes", "1K"], "too small"),
         (["chat-steady", "--profile", "/nowhere.yaml"], "cannot be read"),
@@ -105,14 +113,23 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert "\n" not in str(result.exception)
 
 
+def test_a_trace_of_half_a_century_asks_how_much_of_it_to_play(tmp_path: Path) -> None:
+    place = tmp_path / "t.csv"
+    place.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,10\n1700000000,10,10\n")
+    refused = run("simulate", place).exception
+    assert isinstance(refused, CliError)
+    assert "say with --duration" in str(refused)
+    assert run("simulate", place, "--duration", "5", "--policy", "none").exit_code == 0
+
+
 def test_a_policy_acts_and_is_journalled_with_its_scenario() -> None:
-    """An overload of the default environment: the default rules go down to int4, doing nothing does not."""
+    """An overload of the default environment: the default rules go down to int8, doing nothing does not."""
     trace = from_requests("rush", [TraceRequest(0.05 * i, 600, 150) for i in range(200)])
     played = []
     for text in ("default", "none"):
         env = SimulatedEngine(workload=trace, rate_scale=1.0, interval_s=1.0, warm_up_s=0.0, repeats=False)
         played.append(play(env, contender(text), duration_s=60.0, interval_s=1.0, seed=0))
-    assert any(move.change == "kv_format=int4" and move.scenario for move in played[0].moves)
+    assert any(move.change == "kv_format=int8" and move.scenario for move in played[0].moves)
     assert not played[1].moves
     assert played[0].completed > played[1].completed
     assert len(played[0].rows) == 60

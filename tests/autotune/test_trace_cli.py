@@ -120,10 +120,15 @@ def test_replay_takes_a_start_and_a_rate(tmp_path: Path) -> None:
     ("code", "words", "arguments"),
     [
         (2, "'nothing' is not built in; choose one of chat-steady", ["generate", "nothing", "-o", "x"]),
-        (2, "--rate must be > 0", ["generate", "diurnal", "-o", "x", "--rate", "0"]),
+        (2, "--rate must be from 1e-06 to 1e+06", ["generate", "diurnal", "-o", "x", "--rate", "0"]),
+        (2, "--rate must be from 1e-06 to 1e+06", ["generate", "diurnal", "-o", "x", "--rate", "1e300"]),
+        (2, "--duration must be from", ["generate", "diurnal", "-o", "x", "--duration", "1e300"]),
+        (1, "is no plain file", ["generate", "diurnal", "-o", "/", "--force"]),
+        (1, "is no plain file", ["generate", "diurnal", "-o", "/dev/null", "--force"]),
         (2, "takes no --envelope", ["generate", "regime-shift", "-o", "x", "--envelope", "e"]),
         (1, "cannot be read", ["generate", "diurnal", "-o", "x", "--envelope", "/none"]),
         (1, "nothing arrives", ["generate", "diurnal", "-o", "x", "--duration", "0.0001"]),
+        (2, "look at 604800 s of it at most", ["inspect", "diurnal", "--start", "inf"]),
         (2, "/none: no such file, nor a built-in workload", ["inspect", "/none"]),
         (1, "no request arrives", ["inspect", "diurnal", "--start", "3590", "--duration", "0.0001"]),
         (1, "/none: cannot be read", ["import", "/none", "-o", "x"]),
@@ -131,6 +136,11 @@ def test_replay_takes_a_start_and_a_rate(tmp_path: Path) -> None:
         (2, "names arrival twice", ["import", "f", "-o", "x", "--columns", "arrival=a,arrival=b"]),
         (2, "which column holds the prompt tokens", ["import", "f", "-o", "x", "--columns", "arrival=a"]),
         (2, "no unit of time", ["import", "f", "-o", "x", "--columns", "prompt=p,output=o", "--unit", "h"]),
+        (
+            2,
+            "blocks hold from 1 byte",
+            ["import", "f", "-o", "x", "--columns", "prompt=p,output=o,hashes=h", "--block-tokens", "inf"],
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(

@@ -67,6 +67,8 @@ def test_qwen_windows(family: str) -> None:
         parse_config(raw(family, **sliding, layer_types=kinds[:2]))
     with pytest.raises(EngineError, match="chunked_attention"):
         parse_config(raw(family, layer_types=["chunked_attention"] * 4))
+    with pytest.raises(EngineError, match="layer type"):
+        parse_config(raw(family, layer_types=[["full_attention"]] * 4))
 
 
 def test_rope_reads_old_and_new_spelling() -> None:
@@ -90,6 +92,10 @@ def test_architecture_from_model_type_when_the_list_is_absent() -> None:
     assert config.architecture == "Qwen3ForCausalLM"
 
 
+LENGTH = "original_max_position_embeddings"
+ODD_NUMBERS = [float("nan"), float("inf"), -1, True, [1], 10**400]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -109,7 +115,18 @@ def test_architecture_from_model_type_when_the_list_is_absent() -> None:
         ({"head_dim": 12}, "multiple of 8"),
         ({"hidden_size": 66}, "no multiple"),
         ({"tie_word_embeddings": "yes"}, "true or false"),
-        ({"rms_norm_eps": "small"}, "must be a number"),
+        ({"rms_norm_eps": "small"}, "must be a positive number"),
+        *(({"rms_norm_eps": odd}, "rms_norm_eps must be a positive number") for odd in ODD_NUMBERS),
+        *(({"rope_theta": odd}, "rope_theta must be") for odd in ODD_NUMBERS),
+        *(({"rope_scaling": {"type": "linear", "factor": odd}}, "factor must be") for odd in ODD_NUMBERS),
+        *(({"rope_scaling": {"type": "yarn", LENGTH: odd}}, f"{LENGTH} must be") for odd in ODD_NUMBERS),
+        ({"rope_scaling": {"type": "yarn"}, LENGTH: "long"}, f"{LENGTH} must be"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "beyond any context"),
+        ({"rope_theta": 1}, "rope_theta must be above 1"),
+        ({"partial_rotary_factor": [1]}, "partial_rotary_factor"),
+        ({"hidden_act": ["silu"]}, "activation"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "is not supported; supported"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings must be a whole number"),
         ({"eos_token_id": ["x"]}, "eos_token_id"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from engine.admission import AdmissionError
 from engine.errors import EngineError
 from engine.loader import LoadedModel, load_model
+from engine.memory_model import slab_bytes
 from engine.models.random_model import write_random_model
 from engine.offline import OfflineEngine, generate
 from engine.request import FinishReason, Request, RequestStatus, SamplingParams
@@ -114,6 +115,21 @@ def test_changes_between_steps(loaded: LoadedModel) -> None:
     assert engine.values["kv_format"] == "int8"
     with pytest.raises(ValueError, match="kv_format"):
         engine.apply(kv_format="fp8")
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "int4"])
+def test_one_that_has_to_start_over_does(loaded: LoadedModel, kv_format: str) -> None:
+    """It fills the pool, and a change of its blocks half-way leaves no room: nothing runs in the step that gives up."""
+    slab = sum(slab_bytes(group.shape, 256) for group in loaded.groups)
+    values = {"max_num_batched_tokens": 64, "block_size": 16}
+    engine = OfflineEngine(loaded, pool_bytes=3 * slab, values=values, recent_tokens=32, max_model_len=1024)
+    result = engine.add(texts(engine.cache.max_sequence_tokens() - 5)[0], SamplingParams(max_tokens=6, ignore_eos=True))
+    for _ in range(2):
+        engine.step()
+    engine.apply(kv_format=kv_format, block_size=256)
+    engine.run()
+    assert result.request.num_preemptions == 1
+    assert len(result.output_ids) == 6
 
 
 def test_what_cannot_run_is_refused(loaded: LoadedModel) -> None:

@@ -78,6 +78,8 @@ def test_chat_template(made: Path) -> None:
 def test_template_file_and_named_templates(folder: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     assert configure(folder, chat_template=named).render_chat(CHAT) == "Hello\nthere!"
+    odd = [{"name": ["default"], "template": "no"}, "default", {"name": "default", "template": "yes"}]
+    assert configure(folder, chat_template=odd).render_chat(CHAT) == "yes"
     (folder / "chat_template.jinja").write_text("{{ messages | tojson }} {{ extra }}")
     text = ModelTokenizer(folder).render_chat([{"role": "user", "content": "<é>"}], extra=3)
     assert text == '[{"role": "user", "content": "<é>"}] 3'
@@ -116,6 +118,13 @@ def test_a_template_that_objects_or_misbehaves_is_a_clean_error(folder: Path, te
 def test_broken_folders_are_one_line(folder: Path) -> None:
     with pytest.raises(EngineError, match="chat template does not compile"):
         configure(folder, chat_template="{% for %}")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(EngineError, match=r"chat_template\.jinja cannot be read"):
+        ModelTokenizer(folder)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(EngineError, match="cannot be read as JSON"):
+        ModelTokenizer(folder)
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(EngineError, match="cannot be read as JSON"):
         ModelTokenizer(folder)

@@ -15,6 +15,7 @@ from autotune import profiling
 from engine.cache_manager import CacheManager
 from engine.clock import ManualClock
 from engine.core_stats import Distributions
+from engine.errors import EngineError
 from engine.events import NullSink
 from engine.memory_model import GroupSpec
 from engine.metrics import EngineMetrics
@@ -24,6 +25,7 @@ from engine.stats import Counters, EngineStats
 from engine.step_counts import ALL_TERMS, STEP_NAMES
 from engine.tunables import default_values
 from envs.analytic import DEVICES, analytic_profile, parameters
+from envs.measured import measure_profile
 from envs.metrics_fit import Window, fit_windows, read_page, window
 from envs.profile import Profile, ProfileError, Quality, capacities, read_profile, terms, write_profile
 from kernels.layout import KVShape
@@ -82,12 +84,17 @@ def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, change: dict[
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "{a: ", "\udcff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[1, 2]", "{a: ", "\udcff", "[" * 10_000, "a: 2026-13-01", "a: !!timestamp x"],
+    ids=lambda text: text[:9],
+)
 def test_rubbish_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ProfileError):
+    with pytest.raises(ProfileError) as caught:
         read_profile(path)
+    assert "\n" not in str(caught.value)
     with pytest.raises(ProfileError, match="cannot be read"):
         read_profile(tmp_path / "absent.yaml")
 
@@ -137,6 +144,22 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
 
 
 # -- capacity -------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_with_room_for_no_conversion_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.loader import load_model
+    from engine.models.random_model import write_random_model
+    from engine.profiling.measure import Measurer, Samples
+
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    }  # fmt: skip
+    loaded = load_model(write_random_model(tmp_path / "model", raw, seed=1))
+    monkeypatch.setattr(Measurer, "warm_up", lambda _measurer: None)
+    monkeypatch.setattr(Measurer, "run", lambda *_: Samples([[1] * len(STEP_NAMES)], [1.0]))
+    with pytest.raises(EngineError, match="too small to convert anything; give more with --kv-pool-bytes"):
+        measure_profile(loaded, pool_bytes=1 << 20, created="", versions={})
 
 
 def test_native_capacity_is_exactly_what_the_cache_hands_out() -> None:

@@ -11,9 +11,11 @@ from engine.stats import EngineStats, ResidentBytes
 from engine.tunables import CostClass, default_values
 from envs.port import Change
 from envs.reward import (
+    Charge,
     Objective,
     QualityTable,
     RewardWeights,
+    charge_of,
     literature_quality,
     loss_per_token,
     reward_terms,
@@ -86,6 +88,20 @@ def test_evicted_tokens_are_charged_by_the_way_of_evicting() -> None:
     assert literature_quality().loss_evicted("heavy_hitter") < literature_quality().loss_evicted("window")
     with pytest.raises(ValueError, match="loss"):
         replace(QUALITY, evicted_by={"window": -0.1})
+
+
+def test_the_books_are_not_fooled_by_shared_prefixes() -> None:
+    """Of what running sequences have computed half is dropped, however much is resident besides for nobody."""
+    window = busy(formats={"native": 2000, "int8": 500}, evicted=500)
+    assert window.after is not None
+    window.after.gauges.resident_tokens = 1000
+    window.after.effective = {"eviction": "window"}
+    charge = charge_of(window, QUALITY)
+    stored = 0.2 * QUALITY.by_format["int8"]
+    assert charge.tokens == 400
+    assert charge.loss == pytest.approx(0.5 * stored + 0.5 * QUALITY.evicted)
+    assert charge_of(busy(formats={"int8": 10}), QUALITY).loss == QUALITY.by_format["int8"]
+    assert charge_of(StatsWindow(None, None), QUALITY) == Charge(None, None)
 
 
 def test_switching_is_paid_once_by_cost_class() -> None:

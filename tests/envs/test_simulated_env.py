@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -155,6 +156,25 @@ def test_snapshots_can_be_restored_again_and_again() -> None:
         env.simulator.cache.check_integrity()
     assert futures[0] == futures[2]
     assert futures[0] != futures[1]
+
+
+def test_a_snapshot_of_another_episode_brings_its_world_back() -> None:
+    env = make(randomise=Randomisation.usual())
+    env.reset(seed=6)
+    _, _, _, _, info = env.step(NOTHING)
+    snapshot, figures = env.snapshot(), env.last_figures
+    env.reset()
+    env.restore(snapshot)
+    assert env.last_figures == figures
+    _, _, _, _, later = env.step(NOTHING)
+    assert later["world"] == info["world"]
+
+
+@pytest.mark.parametrize("name", ["interval_s", "episode_s", "rate_scale", "warm_up_s"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_times_that_are_none_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        SimulatedEngine(**{name: value})
 
 
 def test_vectorised_in_processes_and_by_gymnasium() -> None:

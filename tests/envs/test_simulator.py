@@ -236,6 +236,20 @@ def test_a_snapshot_brings_everything_back_as_often_as_asked() -> None:
     assert other != first
 
 
+def test_two_simulators_of_one_feed_both_get_all_of_it() -> None:
+    """Taking turns, as whoever compares two settings might; a feed that was begun goes on where it was."""
+    trace = trace_of(*((0.1 * i, 20 + i, 5) for i in range(40)))
+    for feed in (TraceFeed(trace), StreamFeed(lambda: trace.requests)):
+        feed.pop()
+        both = [Simulator(GROUPS, MODEL, SimOptions(SLAB * 12, 4000), feed) for _ in range(2)]
+        for second in range(1, 6):
+            for simulator in both:
+                simulator.run_until(second * 10**9)
+        assert [simulator.ledger.figures.completed for simulator in both] == [39, 39]
+        assert both[0].stats() == both[1].stats()
+        assert feed.next_ns == 10**8
+
+
 SCRIPT = """
 import sys, hashlib
 sys.path[:0] = {path!r}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,9 @@ def test_windows_with_their_burstiness(tmp_path: Path) -> None:
         ("t_s,rps\n1,2\n", "two rows or more"),
         ("t_s,rps\n0,2\n10,3\n5,1\n20,2\n", "e.csv:4: expected a time after 10 s, got 5"),
         ("t_s,rps\n0,2\n10,x\n", "e.csv:3: expected a number in 'rps', got 'x'"),
-        ("t_s,rps\n0,2\n10,-1\n", "expected a rate of 0 or more"),
+        ("t_s,rps\n0,2\n10,-1\n", r"expected a rate from 0 to 1e\+06, got -1"),
+        ("t_s,rps\n0,2\n10,1e300\n", r"expected a rate from 0 to 1e\+06, got 1e\+300"),
+        ("t_s,rps\n0,0\n10,0\n", "every rate is 0"),
         ("t_s,rps,gap_cv\n0,2,1\n10,1,0\n", "coefficient of variation > 0"),
         ("t_s,rps\n0,2\n10\n", "e.csv:3: expected 2 columns"),
     ],
@@ -72,11 +75,13 @@ def test_named_columns_in_any_unit(tmp_path: Path) -> None:
         ({"prompt": "p", "output": "o", "when": "w"}, {}, "'when' is not a column that a trace has"),
         ({"prompt": "p", "output": "o"}, {"unit": "h"}, "no unit of time"),
         ({"prompt": "p", "output": "o", "hashes": "h"}, {}, "go together"),
+        ({"prompt": "p", "output": "o", "hashes": "h"}, {"block_tokens": 1e300}, "blocks hold from 1 byte"),
+        ({"prompt": "p", "output": "o", "hashes": "h"}, {"block_tokens": 1e-9}, "blocks hold from 1 byte"),
     ],
 )
-def test_wrong_columns_are_one_line(columns: dict[str, str], options: dict[str, str], words: str) -> None:
+def test_wrong_columns_are_one_line(columns: dict[str, str], options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        chosen(columns, **options)  # type: ignore[arg-type]
+        chosen(columns, **options)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_rows_out_of_order_are_sorted_and_it_is_said(tmp_path: Path) -> None:
         ("1,1e30,5", "expected a number of tokens in 'prompt_tokens', got '1e30'"),
         ("nan,5,5", "expected seconds in 'arrival_s', got 'nan'"),
         ("inf,5,5", "expected seconds in 'arrival_s', got 'inf'"),
+        ("1e300,5,5", "expected seconds in 'arrival_s', got '1e300'"),
         ("1,5", "expected 3 columns as in the header, got 2"),
         ("1,5,5,5", "expected 3 columns as in the header, got 4"),
     ],

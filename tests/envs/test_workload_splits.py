@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -166,6 +167,17 @@ def test_a_storm_in_the_last_part_of_a_window_is_counted() -> None:
     assert summary.peak_rps["1"] == 50.0
     assert summary.peak_rps["10"] == 5.3
     assert summary.dispersion["10"] > 20 * max(0.1, without.dispersion["10"])
+
+
+def test_one_wrong_date_takes_no_memory() -> None:
+    """A row without its time among others of today: half a century of empty windows."""
+    requests = (TraceRequest(0.0, 10, 10), *(TraceRequest(1.7e9 + i, 10, 10) for i in range(4)))
+    tracemalloc.start()
+    summary = summarise(Trace("t", requests))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert summary.dispersion["1"] == pytest.approx(1.0)  # at most one in a window: variance is mean
 
 
 def test_a_storm_across_two_windows_is_one() -> None:

@@ -101,8 +101,8 @@ def test_a_sweep_shows_rules_settings_and_hysteresis(bench: Bench) -> None:
         ("up", 0.3), ("up", 0.6), ("up", 1.2), ("down", 0.6), ("down", 0.3),
     ]  # fmt: skip
     assert found[0].settings["kv_format"] == "native"
-    assert found[2].settings["kv_format"] == "int4"
-    assert "memory-scarce" in found[2].active
+    assert found[2].settings["kv_format"] == "int8"
+    assert "memory-tight" in found[2].active
     assert found[0].kv_demand is not None
     assert found[2].kv_demand is not None
     assert found[0].kv_demand < found[2].kv_demand

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.named import bundled, contender, static_name
+from policies.named import bundled, contender, is_budgeted, static_name
 
 
 def test_names_that_mean_something(tmp_path: Path) -> None:
@@ -21,7 +21,34 @@ def test_names_that_mean_something(tmp_path: Path) -> None:
     assert all(contender(name).policy is not None for name in bundled() if name != "predictor")
 
 
-@pytest.mark.parametrize("text", ["none:x", "static:", "static:kv_format", "static:kv_format=int3", "nowhere.yaml", ""])
+def test_a_contender_may_be_run_without_the_quality_budget(tmp_path: Path) -> None:
+    assert contender("default").budgeted
+    assert not contender("literature").budgeted
+    free = contender("unbudgeted:default")
+    assert (free.name, free.budgeted) == ("unbudgeted:default", False)
+    assert free.policy is not None
+    rules = tmp_path / "own.yaml"
+    rules.write_text("version: 1\nname: own\nrules: [{name: r, when: load > 0.5, set: {kv_format: int8}}]\n")
+    assert is_budgeted(str(rules))
+    assert contender(str(rules)).budgeted
+    assert not is_budgeted(f"unbudgeted:{rules}")
+    assert not contender(f"unbudgeted:{rules}").budgeted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unbudgeted:",
+        "unbudgeted:unbudgeted:default",
+        "unbudgeted:nowhere",
+        "none:x",
+        "static:",
+        "static:kv_format",
+        "static:kv_format=int3",
+        "nowhere.yaml",
+        "",
+    ],
+)
 def test_mistakes_are_one_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         contender(text)

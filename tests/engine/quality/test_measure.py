@@ -97,12 +97,20 @@ def test_the_bundled_tokenizer_is_asked_in_its_own_turns() -> None:
     assert answer in prompt
 
 
+def test_a_text_of_less_than_one_sample_is_refused(loaded: LoadedModel) -> None:
+    """It would be left out, and what is generated be shown in its place."""
+    with pytest.raises(EngineError, match=r"haiku: 299 tokens of text are less than one sample of 300"):
+        measure(loaded, effort=EFFORT, text=Text("haiku", [1] * 299))
+
+
 def test_texts_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"two"))
     (tmp_path / "c.md").write_text("no")
     assert read_text(tmp_path) == ("a.txt, b.txt.gz", "one\ntwo")
     assert read_text(tmp_path, "b") == ("b.txt.gz", "two")
+    with pytest.raises(EngineError, match=r"begins with 'c'; there are a\.txt, b\.txt\.gz"):
+        read_text(tmp_path, "c")
     assert read_text(tmp_path / "a.txt") == ("a.txt", "one")
     (tmp_path / "b.txt.gz").write_bytes(b"broken")
     with pytest.raises(EngineError, match="cannot be read"):

@@ -27,6 +27,7 @@ from engine.memory_model import GroupSpec
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan, TokenLogprobs
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.sdnotify import Notifier
 from engine.serve import bind_tcp
 from engine.server.control import ControlSocket
 from engine.server.intake import ServedModel
@@ -199,7 +200,14 @@ def new_engine() -> Iterator[Callable[..., Engine]]:
 class LiveServer:
     """A real server on an ephemeral port, its event loop in a thread of its own."""
 
-    def __init__(self, engine: Engine, served: ServedModel, control_path: Path, options: ServerOptions) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        served: ServedModel,
+        control_path: Path,
+        options: ServerOptions,
+        notifier: Notifier | None = None,
+    ) -> None:
         self.engine = engine
         self.control_path = control_path
         listener = bind_tcp("127.0.0.1", 0)
@@ -213,7 +221,7 @@ class LiveServer:
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             await run_servers(
                 engine.core, served, engine.clock, listener, self._control.socket, self._stop, options,
-                on_ready=self._ready.set,
+                on_ready=self._ready.set, notifier=notifier,
             )  # fmt: skip
 
         self._thread = threading.Thread(target=lambda: asyncio.run(main()))
@@ -234,13 +242,13 @@ class LiveServer:
 def serve(
     new_engine: Callable[..., Engine], served: ServedModel, tmp_path: Path
 ) -> Iterator[Callable[..., LiveServer]]:
-    """A factory of live servers; arguments are the engine's, and ``server`` options."""
+    """A factory of live servers; arguments are the engine's, ``server`` options and a ``notifier``."""
     made: list[LiveServer] = []
 
-    def start(*, server: ServerOptions | None = None, **engine: Any) -> LiveServer:
+    def start(*, server: ServerOptions | None = None, notifier: Notifier | None = None, **engine: Any) -> LiveServer:
         built = new_engine(real_clock=True, **engine)
         options = server or ServerOptions(grace_s=0)
-        made.append(LiveServer(built, served, tmp_path / f"{len(made)}.sock", options))
+        made.append(LiveServer(built, served, tmp_path / f"{len(made)}.sock", options, notifier))
         return made[-1]
 
     yield start

@@ -9,6 +9,7 @@ import pytest
 from waiting import Brake
 
 from engine.admission import AdmissionError
+from engine.clock import ManualClock
 from engine.core_thread import EngineThread
 from engine.request import FinishReason, Request, SamplingParams
 from engine.request_delta import RequestDelta
@@ -137,3 +138,27 @@ def test_commands_come_between_pieces_of_background_work(start: Any, collector: 
     patch.result(60)
     assert thread.call(lambda core: core.stats().gauges.running).result(60) == 0
     assert engine.core.broken is None
+
+
+def test_it_tells_how_long_it_has_been_at_one_thing(new_engine: Build, collector: Collector) -> None:
+    clock = ManualClock()
+    thread = EngineThread(new_engine(real_clock=True).core, collector, clock)
+    assert thread.busy_s == 0.0
+    thread.start()
+    begun, free = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> None:
+        begun.set()
+        assert free.wait(60)
+
+    clock.advance_s(5.0)  # nothing to do: not busy
+    hanging = thread.call(hang)
+    assert begun.wait(60)
+    clock.advance_s(61.0)
+    assert thread.busy_s == 61.0
+    free.set()
+    hanging.result(60)
+    thread.call(lambda _: clock.advance_s(3.0)).result(60)  # each thing counts alone
+    assert thread.busy_s <= 3.0
+    assert thread.stop(60)
+    assert thread.busy_s == 0.0

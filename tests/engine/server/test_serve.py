@@ -93,6 +93,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: P
     [
         (["--host", "no.such.host.invalid"], "cannot listen"),
         (["--port", "99999"], "cannot listen"),
+        (["--host", "x" * 300], "cannot listen"),
         (["--control", "/tmp/" + "x" * 120], "shorter"),
         (["--host-pool-bytes", "1"], " bytes with --host-pool-bytes"),
         (["--kv-pool-bytes", "1"], " bytes with --kv-pool-bytes"),
@@ -116,7 +117,9 @@ def test_one_line_for_what_cannot_be_done_here(
         (["--model", "no/such/folder"], "does not exist"),
         (["--threads", "0"], "--threads"),
         (["--threads", "100000"], "1024"),
+        (["--threads", "9" * 400], "--threads 9999"),
         (["--max-waiting", "0"], "at least 1"),
+        (["--max-waiting", "-" + "9" * 400], "at least 1"),
         (["--recode-budget", "-1"], "at least 0"),
         (["--prefix-pin-share", "1.5"], "0 to 1"),
         (["--grace", "-1"], "--grace"),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from engine.clock import ManualClock, RealClock
+from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
 
 
 @pytest.fixture(params=["path", "abstract"])

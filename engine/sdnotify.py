@@ -1,4 +1,4 @@
-"""Telling the service manager how the daemon is: readiness, status, watchdog, reload and stop.
+"""Telling the service manager how a service is: readiness, status, watchdog, reload and stop.
 
 The protocol is a datagram of ``KEY=value`` lines to the Unix socket in ``NOTIFY_SOCKET`` (sd_notify(3)); an address
 that starts with ``@`` is in the abstract namespace. Without a socket everything here does nothing.
@@ -10,8 +10,8 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
-from autotune.text import one_line
 from engine.clock import Clock
+from engine.text import one_line
 
 
 class Notifier:
@@ -80,8 +80,8 @@ def watchdog_interval_s(environment: Mapping[str, str], pid: int) -> float | Non
 class Watchdog:
     """Pings from a thread of its own for as long as ``alive()`` says that the control loop still turns.
 
-    A thread, because one call to a stalled engine may take longer than a short watchdog allows; ``alive``, because a
-    watchdog that pings for a dead loop guards nothing.
+    A thread, because one turn of the loop may take longer than a short watchdog allows; ``alive``, because a watchdog
+    that pings for a dead loop guards nothing.
     """
 
     def __init__(self, notifier: Notifier, interval_s: float, alive: Callable[[], bool]) -> None:
