@@ -28,6 +28,7 @@ from autotune.run_document import file_digests, rules_document, run_document
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
 from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
+from policies.choice import choice_of
 from policies.guards import what_holds
 from policies.rules import RuleSet
 
@@ -80,6 +81,7 @@ class Daemon:
         """Serve until stopped; everything that was started is stopped when it returns or raises."""
         parts, around = self._parts, self._around
         parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
+        self._tell_choice()
         self.restore()
         _LOG.info("%s", what_holds(parts.minds.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
@@ -191,12 +193,14 @@ class Daemon:
         files = file_digests(new)
         same_files = files == self._files
         same_policy = same_rules and same_files and old.policy == new.policy and old.targets == new.targets
-        policy = parts.minds.policy if same_policy else policy_of(new, rules)
+        policy = parts.minds.policy if same_policy else policy_of(new, rules, parts.clock)
         minds = Minds(policy, guard_of(new), watch_of(new))
         self.loop.configure(settings, env=env, minds=minds)
         if not same_files and old.policy == new.policy:
             plan.applied.append("policy (the content of its files)")
         self._config, self._rules, self._files = new, rules, files
+        if not same_policy:
+            self._tell_choice()
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
         # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.
@@ -228,6 +232,11 @@ class Daemon:
         if line != self._status_line and self.loop.ticks:
             self._status_line = line
             self.notifier.status(line)
+            _LOG.info("%s", line)
+
+    def _tell_choice(self) -> None:
+        choice = choice_of(self._parts.minds.policy)
+        for line in choice.lines() if choice is not None else ():
             _LOG.info("%s", line)
 
     def _line(self) -> str:

@@ -21,6 +21,7 @@ from autotune.journal import JournalCounters
 from engine.stats import HISTOGRAM_BUCKETS, EngineStats, Histogram
 from engine.tunables import TUNABLES
 from envs.window import StatsWindow, ratio
+from policies.choice import Choice
 from policies.judgement import Outcome
 
 MODES: Final = ("active", "advise", "off")
@@ -37,6 +38,8 @@ class Snapshot:
 
     health: Health = Health.STARTING
     mode: str = "off"
+    policy: str = ""
+    choice: Choice | None = None
     reading: EngineStats | None = None
     window: StatsWindow = field(default_factory=lambda: StatsWindow(None, None))
     ttft_target_s: float = math.nan
@@ -121,6 +124,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
         snapshot.health,
     )
     yield _states("autotune_mode", "Which mode the daemon is in.", "mode", MODES, snapshot.mode)
+    yield from _policy(snapshot)
     yield _counter("autotune_ticks", "Control ticks.", snapshot.ticks)
     yield _counter("autotune_missed_ticks", "Control ticks that a stall skipped.", snapshot.missed_ticks)
     yield _counter("autotune_engine_polls", "Readings asked of the engine.", snapshot.polls.polls)
@@ -141,6 +145,24 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     targets.add_metric(["ttft"], snapshot.ttft_target_s)
     targets.add_metric(["tbt"], snapshot.tbt_target_s)
     yield targets
+
+
+def _policy(snapshot: Snapshot) -> Iterator[Metric]:
+    """Who decides. Names are those of the one policy in force and of what is bundled: few."""
+    policy = GaugeMetricFamily("autotune_policy", "1 for the policy that decides.", labels=["policy"])
+    policy.add_metric([snapshot.policy], 1)
+    yield policy
+    bundled = GaugeMetricFamily(
+        "autotune_bundled_policy",
+        "1 for what policy: {use: auto} made of each bundled policy: taken, or the kind of reason why not.",
+        labels=["policy", "outcome"],
+    )
+    choice = snapshot.choice
+    if choice is not None and choice.bundled is not None:
+        bundled.add_metric([choice.bundled, "taken"], 1)
+    for refused in () if choice is None else choice.refused:
+        bundled.add_metric([refused.name, refused.reason], 1)
+    yield bundled
 
 
 def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:

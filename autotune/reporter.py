@@ -19,6 +19,7 @@ from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation
 from envs.window import StatsWindow
 from policies.base import Decision
+from policies.choice import choice_of
 from policies.guard import Verdict, Writer
 from policies.rollback import Judgement
 
@@ -151,7 +152,7 @@ class Reporter:
         age_s = math.nan
         if self._last_written_ns is not None:
             age_s = (parts.clock.now_ns() - self._last_written_ns) / 1e9
-        latest = parts.collector.latest
+        latest, choice = parts.collector.latest, choice_of(parts.minds.policy)
         parts.metrics.snapshot = Snapshot(
             health=health,
             mode=settings.mode,
@@ -161,6 +162,8 @@ class Reporter:
             tbt_target_s=settings.tbt_target_s,
             overridden=frozenset(overrides),
             seconds_since_change=age_s,
+            policy=parts.minds.policy.name,
+            choice=choice,
             ticks=ticks,
             missed_ticks=missed_ticks,
             polls=replace(parts.collector.counters),
@@ -173,6 +176,7 @@ class Reporter:
             "problem": parts.collector.problem or parts.actuator.last_error or problem,
             "mode": settings.mode,
             "policy": parts.minds.policy.name,
+            "policy_choice": None if choice is None else choice.to_json(),
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
             "overrides": {knob: f"{self._named(writer)}: {writer.reason}" for knob, writer in overrides.items()},

@@ -91,7 +91,11 @@ def rules_from(document: Mapping[str, Any]) -> RuleSet:
 def file_digests(config: Config) -> dict[str, str]:
     """By path, what is in the files that the policy is made from beside the configuration and the rules."""
     section = config.policy
-    paths = [section.profile] if section.use != "learned" else [section.profile, section.learned]
+    paths = [section.profile, section.learned if section.use == "learned" else None]
+    if section.use == "auto":
+        from policies.auto import BUNDLED  # noqa: PLC0415  # reads weights, which nobody else needs
+
+        paths += sorted(entry for entry in BUNDLED.iterdir() if entry.is_dir()) if BUNDLED.is_dir() else []
     return {str(path): digest_of(path) for path in paths if path is not None}
 
 

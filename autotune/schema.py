@@ -57,16 +57,16 @@ class TargetsSection(Section):
 class PolicySection(Section):
     """Who decides."""
 
-    use: Literal["rules", "predictor", "learned"] = Field(
+    use: Literal["rules", "predictor", "learned", "auto"] = Field(
         default="rules",
-        description="Threshold rules; the predictor, which needs a profile of the engine; or a learned policy, which "
-        "falls back to the rules.",
+        description="Threshold rules; the predictor, which needs a profile of the engine; a learned policy, which "
+        "falls back to the rules; or auto: the best bundled policy that fits the profile, else the rules.",
     )
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
     profile: Path | None = Field(
         default=None,
-        description="From `autotune profile`; what the predictor calculates with, a learned policy must be for, and "
-        "the guard keeps the quality budget by.",
+        description="From `autotune profile`; what the predictor calculates with, a learned or bundled policy must be "
+        "for, and the guard keeps the quality budget by.",
     )
     learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
     quality_budget: float = Field(

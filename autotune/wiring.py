@@ -57,6 +57,8 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Pol
     """
     section = config.policy
     by_rules = ThresholdPolicy(rules)
+    if section.use == "auto":
+        return _auto(section, by_rules, clock)
     if section.use == "learned" and section.learned is not None:
         return _learned(section, by_rules, clock)
     if section.use == "rules" or section.profile is None:
@@ -76,14 +78,25 @@ def _learned(section: PolicySection, fallback: Policy, clock: Clock | None) -> P
     from policies.card import PolicyFileError  # noqa: PLC0415
     from policies.learned import load_learned  # noqa: PLC0415
 
-    try:
-        digest = None if section.profile is None else read_profile(section.profile).digest
-    except ProfileError as error:
-        raise ConfigError([f"policy.profile: {error}"]) from error
+    digest = _digest(section)
     try:
         return load_learned(cast("Path", section.learned), fallback=fallback, clock=clock, profile_digest=digest)
     except PolicyFileError as error:
         raise ConfigError([f"policy.learned: {error}"]) from error
+
+
+def _auto(section: PolicySection, rules: Policy, clock: Clock | None) -> Policy:
+    from policies.auto import BUNDLED, choose  # noqa: PLC0415
+
+    return choose(BUNDLED, rules, profile_digest=_digest(section), quality_budget=section.quality_budget, clock=clock)
+
+
+def _digest(section: PolicySection) -> str | None:
+    """Of the loaded profile."""
+    try:
+        return None if section.profile is None else read_profile(section.profile).digest
+    except ProfileError as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
 
 
 def settings_of(config: Config) -> Settings:

@@ -38,10 +38,12 @@ class Candidates:
         here, free = np.array(now), np.array([knob in movable for knob in KNOBS])
         one, two = self._one, self._two
         fine = free[one] & free[two] & (self._first != here[one]) & (self._second != here[two])
-        rows = np.tile(here, (1 + int(fine.sum()), 1))
-        at = np.arange(1, len(rows))
-        rows[at, one[fine]] = self._first[fine]
-        rows[at, two[fine]] = self._second[fine]
+        at = np.flatnonzero(fine)
+        rows = np.empty((1 + len(at), len(KNOBS)), np.int64)
+        rows[:] = here
+        nth = np.arange(1, len(rows))
+        rows[nth, one[at]] = self._first[at]
+        rows[nth, two[at]] = self._second[at]
         matters = (rows[:, _EVICTION] > 0) | (rows[:, _KEEP] == here[_KEEP])
         chosen: Places = rows[matters]
         return chosen

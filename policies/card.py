@@ -243,9 +243,14 @@ class Card(_Strict):
         return None
 
 
+def read_card(folder: Path) -> Card:
+    """The card alone, well-formed; whether it fits is another question. Raises PolicyFileError."""
+    return _card(folder / CARD_FILE)
+
+
 def read_policy(folder: Path, *, profile_digest: str | None = None) -> tuple[Card, Tensors]:
     """Card and weights (float32, by the names in :class:`Network`), checked. Raises PolicyFileError."""
-    card = _card(folder / CARD_FILE)
+    card = read_card(folder)
     why_not = card.objection(profile_digest)
     if why_not is not None:
         raise PolicyFileError(f"{folder}: {why_not}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine.tunables import default_values
 from envs.simulated import SimulatedEngine
 from policies.evaluation.cells import reversals
-from policies.evaluation.executors import Executor
+from policies.executors import Executor
 from policies.named import World, contender
 from policies.play import play
 from policies.steady import Bench

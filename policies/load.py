@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from envs.spaces import Observation
@@ -50,16 +50,13 @@ class Lengths:
     def p95(self) -> float:
         return math.exp(self.mu + _P95 * self.sigma)
 
-    def capped(self, limit: float) -> float:
-        """Mean of min(length, limit)."""
-        z = (math.log(limit) - self.mu) / (self.sigma or 1e-9)
-        return self.mean * _normal(z - self.sigma) + limit * (1 - _normal(z))
-
-    def share_beyond(self, limit: float) -> float:
-        """Mean of the share of a length that lies beyond the limit."""
-        z = (math.log(limit) - self.mu) / (self.sigma or 1e-9)
-        inverse = math.exp(-self.mu + self.sigma**2 / 2) * (1 - _normal(z + self.sigma))
-        return max(0.0, 1 - _normal(z) - limit * inverse)
+    def cut_at(self, limit: float) -> tuple[float, float]:
+        """Mean of min(length, limit), and mean of the share of a length that lies beyond the limit."""
+        sigma = self.sigma
+        z = (math.log(limit) - self.mu) / (sigma or 1e-9)
+        longer = 1 - _normal(z)
+        inverse = math.exp(-self.mu + sigma * sigma / 2) * (1 - _normal(z + sigma))
+        return self.mean * _normal(z - sigma) + limit * longer, max(0.0, longer - limit * inverse)
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,10 @@ class Load:
     lossy_share: float = 0.0
 
     def at(self, rate_rps: float) -> Load:
-        return replace(self, rate_rps=rate_rps)
+        return Load(
+            rate_rps, self.prompt, self.output, self.hit_rate, self.running, self.waiting, self.held_tokens,
+            self.lossy_share,
+        )  # fmt: skip
 
 
 def load_of(observation: Observation) -> Load | None:

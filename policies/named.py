@@ -17,17 +17,21 @@ from policies.threshold import ThresholdPolicy
 
 @dataclass(frozen=True)
 class World:
-    """What a policy may be built for: the profile of the engine (None: unknown) and the targets."""
+    """What a policy may be built for: the profile of the engine (None: unknown), the targets, and the relative loss
+    per token that is allowed on average.
+    """
 
     profile: Profile | None = None
     targets: Targets = field(default_factory=Targets)
+    quality_budget: float = 0.005
 
 
 def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
     ``none``; ``static:KNOB=VALUE,...``; ``predictor``; ``learned:FOLDER`` (without a limit on time, so that simulations
-    can be repeated); the name of a preset; a rules file. ``unbudgeted:NAME`` is another one that the guard holds to no
+    can be repeated); ``auto``, the same for what is bundled and fits the profile; the name of a preset; a rules file.
+    ``unbudgeted:NAME`` is another one that the guard holds to no
     quality budget; a preset of somebody else's rules is run so anyway, to be compared as it is.
     """
     kind, _, rest = text.partition(":")
@@ -100,6 +104,16 @@ def _learned(text: str, rest: str, world: World) -> Contender:
     return Contender(text, policy)
 
 
+def _auto(text: str, rest: str, world: World) -> Contender:
+    from policies.auto import BUNDLED, choose  # noqa: PLC0415
+
+    if rest:
+        raise ValueError(f"{text!r}: write auto, without anything behind it")
+    rules = ThresholdPolicy(load_rules("default"))
+    digest = None if world.profile is None else world.profile.digest
+    return Contender("auto", choose(BUNDLED, rules, profile_digest=digest, quality_budget=world.quality_budget))
+
+
 NEED_NOTHING: Final = ("predictor",)
 UNBUDGETED: Final = "unbudgeted:"
 _AS_PUBLISHED: Final = ("literature",)
@@ -111,4 +125,5 @@ KINDS: Final[Mapping[str, Callable[[str, str, World], Contender]]] = {
     "predictor": _predictor,
     "learned": _learned,
     "unbudgeted": _unbudgeted,
+    "auto": _auto,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,14 +23,29 @@ from envs.spaces import Observation
 from envs.window import number
 from policies.base import Change, Decision, PolicyState
 from policies.candidates import Candidates, changes
-from policies.effects import KNOBS, EffectModel, Effects, Places
+from policies.correction import learnt, time_scale
+from policies.effects import KNOBS, EffectModel, Effects, Places, SettingTable
 from policies.load import Lengths, Load, forecast_rps, load_of
 from policies.predictor_choice import SAME_LOSS, STEADY, URGENT, PredictorConfig, Situation, Wish, choose
 from policies.predictor_state import brought_to, fresh_state
 from policies.quality_purse import Purse
 
 _OTHER_LENGTHS: Final = 0.9  # of logarithms: medians that differ by a factor of 2.5 are another load
+_SHARES: Final = tuple(f"bytes_share_{name}" for name in FORMAT_NAMES)
+_WORTH_TELLING: Final = 0.1  # of the logarithm of a factor
 _CAREFUL: Final = 0.85  # of the budget: what is spent is estimated, and quantised KV goes on costing for a while
+
+
+@dataclass(frozen=True)
+class Reach:
+    """``rows``: int64 [settings, knobs], the one in force first; their ``table``; ``stays``: bool [knobs, settings],
+    whether a knob is where it is; ``lossier``: whether the format is lossier than now.
+    """
+
+    rows: Places
+    table: SettingTable
+    stays: NDArray[np.bool_]
+    lossier: NDArray[np.bool_]
 
 
 class PredictorPolicy:
@@ -43,6 +59,7 @@ class PredictorPolicy:
         self.config = config or PredictorConfig()
         self._name = name
         self._candidates = Candidates()
+        self._reached: tuple[object, Reach] | None = None  # at the last tick; spares work, decides nothing
 
     @property
     def name(self) -> str:
@@ -62,18 +79,28 @@ class PredictorPolicy:
         if load is None:
             return self._idle("arrivals or their lengths are not known yet; nothing is predicted", new)
         movable = [knob for knob in KNOBS if knob not in observation.held]
-        rows = self._candidates.rows(now, movable)
-        effects = self.model.effects(rows, load)
+        reach = self._in_reach(now, movable)
+        scale = time_scale(new.get("time_scale_log"))
+        effects = self.model.effects(reach.table, load, time_scale=scale)
+        new = self._learn(observation, effects, new, passed_s)
         new = self._pay(observation, effects, new, passed_s)
         new = self._rates(load, new, passed_s)
-        allowed = self._allowed(now, rows, effects, load, new)
-        here = Situation(now, rows, effects, load, allowed, new["peak_rps"], new["usual_rps"])
+        allowed = self._allowed(reach, effects, load, new)
+        here = Situation(now, reach.rows, effects, load, allowed, new["peak_rps"], new["usual_rps"])
         wish = choose(here, self.model.targets, self.config)
         same = wish.kind == new["want"] or {wish.kind, new["want"]} <= URGENT
         new["want_s"] = new["want_s"] + passed_s if same else 0.0
         new["want"] = wish.kind
         change, new = self._next(here, wish, new, movable)
-        return self._decision(here, wish, change), new
+        return self._decision(here, wish, change, scale), new
+
+    def _in_reach(self, now: Sequence[int], movable: Sequence[str]) -> Reach:
+        """The settings in reach: the same for as long as no knob moves."""
+        where = (tuple(now), tuple(movable))
+        if self._reached is None or self._reached[0] != where:
+            rows = self._candidates.rows(now, movable)
+            self._reached = where, Reach(rows, self.model.table(rows), (rows == rows[0]).T, rows[:, 0] > rows[0, 0])
+        return self._reached[1]
 
     @staticmethod
     def _idle(why: str, state: PolicyState) -> tuple[Decision, PolicyState]:
@@ -103,18 +130,23 @@ class PredictorPolicy:
 
     def _pay(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
         tokens = passed_s * min(1e7, max(0.0, number(observation.values.get("decode_tps")) or 0.0))
-        shares = [
-            min(1.0, max(0.0, number(observation.values.get(f"bytes_share_{name}")) or 0.0)) for name in FORMAT_NAMES
-        ]
+        shares = [min(1.0, max(0.0, number(observation.values.get(name)) or 0.0)) for name in _SHARES]
         dropped = float(effects.dropped[0])
         loss = self.model.stored_loss(shares) * (1 - dropped) + dropped * self.model.evicted_loss
         return {**state, "purse": Purse.of(state["purse"]).after(tokens, loss, passed_s).to_json()}
 
+    def _learn(self, observation: Observation, effects: Effects, state: PolicyState, passed_s: float) -> PolicyState:
+        """Correct the profile's step times by measured gaps, where these are of the setting in force."""
+        config = self.config
+        if config.learn_s == 0 or min(state["moved"].values(), default=math.inf) < config.still_s:
+            return state
+        measured_s, share = number(observation.values.get("tbt_tail_s")), 1 - math.exp(-passed_s / config.learn_s)
+        log = learnt(state.get("time_scale_log"), measured_s, float(effects.tbt_s[0]), share)
+        return {**state, "time_scale_log": log}
+
     # -- what would be best -------------------------------------------------------------------------------------------
 
-    def _allowed(
-        self, now: Sequence[int], rows: Places, effects: Effects, load: Load, state: PolicyState
-    ) -> NDArray[np.bool_]:
+    def _allowed(self, reach: Reach, effects: Effects, load: Load, state: PolicyState) -> NDArray[np.bool_]:
         """Rows inside the quality budget and not refused lately. The setting in force may spend to the last."""
         purse, config = Purse.of(state["purse"]), self.config
         budget = config.quality_budget * _CAREFUL
@@ -130,19 +162,17 @@ class PredictorPolicy:
         for column, knob in enumerate(KNOBS):
             # Whoever has moved stays while the load is what it was then: else noise would move it to and fro.
             if _is_same_load(state["set_at"].get(knob), place):
-                stays = rows[:, column] == now[column]
                 if knob != "kv_format":
-                    allowed &= stays
+                    allowed &= reach.stays[column]
                 elif effects.quality[0] <= config.quality_budget:
-                    allowed &= rows[:, column] >= now[column]
+                    allowed &= reach.stays[column] | reach.lossier
             elif knob in state["moved"] and effects.tbt_s[0] <= self.model.targets.tbt_s:
-                stays = rows[:, column] == now[column]
-                allowed &= stays | (rows[:, column] > now[column]) if knob == "kv_format" else stays
+                allowed &= reach.stays[column] | reach.lossier if knob == "kv_format" else reach.stays[column]
         for knob, (value, _) in state["refused"].items():
             column = KNOBS.index(knob)
             refused = TUNABLES[knob].values.index(value)
-            if refused != now[column]:
-                allowed &= rows[:, column] != refused
+            if refused != reach.rows[0, column]:
+                allowed &= reach.rows[:, column] != refused
         return allowed
 
     # -- what to do about it ------------------------------------------------------------------------------------------
@@ -171,8 +201,10 @@ class PredictorPolicy:
         steps = [[step.knob, step.value] for step in plan]
         return plan[0], {**state, "plan": steps, "asked": asked, "asked_s": asked_s}
 
-    def _decision(self, here: Situation, wish: Wish, change: Change | None) -> Decision:
+    def _decision(self, here: Situation, wish: Wish, change: Change | None, scale: float) -> Decision:
         rate, told = f"at {here.load.rate_rps:.2f} requests/s", self._told(here.effects, 0)
+        if abs(math.log(scale)) > _WORTH_TELLING:
+            rate += f", steps {scale:.2f} times the profile's"
         if change is None:
             waits = "" if wish.kind == STEADY else f"; {wish.kind}, not for long enough yet"
             return Decision(None, STEADY, f"{rate} as it is: {told}{waits}")
@@ -195,10 +227,11 @@ def _place(load: Load) -> list[float]:
 
 
 def _is_same_load(then: Sequence[float] | None, now: Sequence[float]) -> bool:
-    if then is None:
-        return False
-    return 0.5 * then[0] <= now[0] <= 2 * then[0] and all(
-        abs(a - b) <= _OTHER_LENGTHS for a, b in zip(then[1:], now[1:], strict=True)
+    return (
+        then is not None
+        and 0.5 * then[0] <= now[0] <= 2 * then[0]
+        and abs(then[1] - now[1]) <= _OTHER_LENGTHS
+        and abs(then[2] - now[2]) <= _OTHER_LENGTHS
     )
 
 

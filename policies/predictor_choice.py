@@ -33,7 +33,8 @@ class PredictorConfig:
     refused, which it then does for ``refused_s``. ``gain``: by how much of all arrivals a change must raise what is
     inside the targets, by twice that more if it draws upon the budget; ``hold_s``: for how long a lossy setting must be
     affordable. ``peak_fade_s``, ``usual_s``: time constants in which a peak of arrivals is forgotten, and in
-    which they become usual; ``peak_share``: of the usual rate, from where on it is a peak.
+    which they become usual; ``peak_share``: of the usual rate, from where on it is a peak. ``learn_s``: time constant
+    in which measured gaps correct the profile's step times (0: never), ``still_s``: how long knobs must have stayed.
     """
 
     quality_budget: float = 0.005
@@ -49,6 +50,8 @@ class PredictorConfig:
     peak_fade_s: float = 120.0
     usual_s: float = 300.0
     peak_share: float = 1.3
+    learn_s: float = 120.0
+    still_s: float = 15.0
 
     def __post_init__(self) -> None:
         if not self.quality_budget >= 0:
@@ -84,25 +87,24 @@ def choose(here: Situation, targets: Targets, config: PredictorConfig) -> Wish:
     effects, load, allowed = here.effects, here.load, here.allowed
     quality, peak_rps = effects.quality, here.peak_rps
     strain = np.maximum(effects.ttft_s / targets.ttft_s, effects.tbt_s / targets.tbt_s)
-    copes = effects.most_rps >= load.rate_rps
     # What the budget can bear for ever is free: it is taken before it is needed, up to the latest peak.
     free = allowed & (quality <= config.quality_budget)
-    ready = free & (strain <= _READY) & (effects.most_rps >= np.maximum(peak_rps, load.rate_rps))
-    roomy = allowed & (strain <= 1 - config.spare) & (effects.most_rps >= peak_rps * (1 + config.spare))
-    if allowed[0] and strain[0] <= 1 and copes[0]:
-        milder = roomy & (quality < quality[0] - SAME_LOSS)
-        if milder.any():
-            return Wish("milder", _cheapest(milder, here))
+    near, most_rps = strain <= _READY, effects.most_rps
+    if allowed[0] and strain[0] <= 1 and most_rps[0] >= load.rate_rps:
+        if quality[0] > SAME_LOSS:  # nothing is milder than no loss
+            milder = _roomy(here, strain, config) & (quality < quality[0] - SAME_LOSS)
+            if milder.any():
+                return Wish("milder", _cheapest(milder, here))
         # The most that free settings can serve inside the targets, as far as the latest peak wants it.
-        fine = free & (strain <= _READY)
-        most = float(np.where(fine, effects.most_rps, 0.0).max())
-        enough = fine & (effects.most_rps >= min(peak_rps, most / (1 + 3 * config.gain)))
+        fine = free & near
+        most = float((fine * most_rps).max())
+        enough = fine & (most_rps >= min(peak_rps, most / (1 + 3 * config.gain)))
         if enough[0] or not enough.any():
             return Wish(STEADY, 0)
         return Wish("ahead", _cheapest(enough, here))
     # Beyond goodput, what can be served counts: it works off the backlog.
     needed = load.rate_rps + load.waiting / _DRAIN_S
-    score = effects.goodput_share + _BACKLOG * np.minimum(1.0, effects.most_rps / max(needed, 1e-6))
+    score = effects.goodput_share + _BACKLOG * np.minimum(1.0, most_rps / max(needed, 1e-6))
     score = np.where(allowed, score, -1.0)
     # Settings that the budget can bear for ever are free; others are drawn upon if they bring clearly more.
     staying = max(0.0, float(score[0]))
@@ -115,13 +117,25 @@ def choose(here: Situation, targets: Targets, config: PredictorConfig) -> Wish:
         if allowed[0] or not allowed.any():
             return Wish(STEADY, 0)
         worth = allowed
-    for fitting in (worth & roomy, worth & ready, worth & (strain <= 1) & copes):
+    ready = free & near & (most_rps >= max(peak_rps, load.rate_rps))
+    for fitting in (
+        worth & _roomy(here, strain, config),
+        worth & ready,
+        worth & (strain <= 1) & (most_rps >= load.rate_rps),
+    ):
         if fitting.any():
             kind = "targets-missed" if allowed[0] else "budget-spent"
             return Wish(kind, _cheapest(fitting, here))
     best = float(score[worth].max())
-    near = worth & (score >= best - config.gain / 2)
-    return Wish("best-effort" if allowed[0] else "budget-spent", _cheapest(near, here))
+    as_good = worth & (score >= best - config.gain / 2)
+    return Wish("best-effort" if allowed[0] else "budget-spent", _cheapest(as_good, here))
+
+
+def _roomy(here: Situation, strain: NDArray[np.float64], config: PredictorConfig) -> NDArray[np.bool_]:
+    """Allowed settings with room to spare, for the latest peak as well."""
+    copes = here.effects.most_rps >= here.peak_rps * (1 + config.spare)
+    found: NDArray[np.bool_] = here.allowed & (strain <= 1 - config.spare) & copes
+    return found
 
 
 def _cheapest(among: NDArray[np.bool_], here: Situation) -> int:

@@ -22,12 +22,12 @@ def fresh_state() -> PolicyState:
     how long); ``plan`` (changes still to be made), ``asked`` (the change proposed last) and ``asked_s`` (since when);
     ``moved`` (seconds since a knob took what was asked, for a while), ``set_at`` (by knob, rate and logarithms of
     median lengths when it was ``asked_at``); ``refused`` (by knob, a value that was not taken and for how long it is
-    not asked for).
+    not asked for); ``time_scale_log`` (of what measured gaps make of the profile's step times).
     """
     return {
         "stamp_ns": None, "lengths": None, "purse": Purse().to_json(), "want": STEADY, "want_s": 0.0,
         "peak_rps": 0.0, "usual_rps": None, "plan": [], "asked": None, "asked_s": 0.0, "asked_at": None,
-        "moved": {}, "set_at": {}, "refused": {},
+        "moved": {}, "set_at": {}, "refused": {}, "time_scale_log": 0.0,
     }  # fmt: skip
 
 

@@ -21,9 +21,9 @@ import yaml
 
 from engine.tunables import TUNABLES
 from policies.evaluation.cells import Cell
-from policies.evaluation.executors import Executor
 from policies.evaluation.scenarios import Scenario
 from policies.evaluation.store import Store
+from policies.executors import Executor
 from policies.lint import lint
 from policies.named import UNBUDGETED
 from policies.rules import RuleError, parse_rules

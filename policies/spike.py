@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 from envs.simulated import SimulatedEngine
-from policies.evaluation.executors import Executor
 from policies.evaluation.oracle import OraclePlan, play_oracle
+from policies.executors import Executor
 from policies.named import World, contender
 from policies.play import Played, Row, play
 from policies.steady import Bench

@@ -21,6 +21,7 @@ from engine.text import one_line
 
 if TYPE_CHECKING:
     from engine.control_client import ControlClient
+    from policies.base import Policy
 
 
 def given_path(text: str | Path) -> Path:
@@ -30,6 +31,15 @@ def given_path(text: str | Path) -> Path:
     if not str(text):
         raise typer.BadParameter("the path is empty; name one, or leave the option out")
     return Path(text)
+
+
+def tell_choice(policy: Policy | None) -> None:
+    """Of ``auto``: what it took and why nothing else, on stderr; nothing for any other policy."""
+    from policies.choice import choice_of  # noqa: PLC0415
+
+    choice = choice_of(policy)
+    for line in choice.lines() if choice is not None else ():
+        typer.echo(one_line(line), err=True)
 
 
 ControlOption = Annotated[

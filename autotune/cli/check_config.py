@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, given_path, tell_choice
 
 
 def register(app: typer.Typer) -> None:
@@ -30,3 +30,4 @@ def check_config(
         raise CliError(str(error)) from error
     typer.echo(f"{file}: ok (mode {config.mode}, policy {policy.name})")
     typer.echo(f"quality: {what_holds(guard)}")
+    tell_choice(policy)

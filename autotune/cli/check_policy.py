@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, tell_choice
 
 if TYPE_CHECKING:
     from policies.base import Policy
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check_policy(
-    policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor or learned:PATH.")] = "default",
+    policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor, learned:PATH or auto.")] = "default",
     *,
     profile: Annotated[
         Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
@@ -56,7 +56,7 @@ def check_policy(
     from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
     from policies.constant_load import constant_load  # noqa: PLC0415
     from policies.constant_load import levels as spread  # noqa: PLC0415
-    from policies.evaluation.executors import executor  # noqa: PLC0415
+    from policies.executors import workers  # noqa: PLC0415
     from policies.fuzz import Fuzzed, RandomPolicy, fuzz_decisions, fuzz_engine  # noqa: PLC0415
     from policies.named import World, contender  # noqa: PLC0415
     from policies.spike import BASES, spikes  # noqa: PLC0415
@@ -68,19 +68,21 @@ def check_policy(
     try:
         found = read_profile(profile or DEFAULT_PROFILE)
         chosen = _moving(contender(policy, World(found)))
+        tell_choice(chosen)
         with StageBars(Console(stderr=True, highlight=False)) as progress:
-            workers = executor(jobs or os.cpu_count() or 1)
             bench = Bench.of(found, SteadyLoad(noise=noise)) if hours or with_spikes else None
             if hours and bench is not None:
                 progress.stage(f"{levels} levels of {hours:g} h", levels)
-                held = constant_load(
-                    bench, policy, workers, shares=spread(levels), hours=hours, interval_s=interval, seed=seed,
-                    done=progress.done,
-                )  # fmt: skip
+                with workers(jobs or os.cpu_count() or 1) as executor:
+                    held = constant_load(
+                        bench, policy, executor, shares=spread(levels), hours=hours, interval_s=interval, seed=seed,
+                        done=progress.done,
+                    )  # fmt: skip
                 result["levels"] = [level.to_json() for level in held]
             if with_spikes and bench is not None:
                 progress.stage("load times three", len(BASES))
-                met = spikes(bench, policy, workers, interval_s=interval, seed=seed, done=progress.done)
+                with workers(jobs or os.cpu_count() or 1) as executor:
+                    met = spikes(bench, policy, executor, interval_s=interval, seed=seed, done=progress.done)
                 result["spikes"] = [one.to_json() for one in met]
             fuzzed: dict[str, tuple[Policy, Any, int]] = {
                 "random": (RandomPolicy(random.Random(seed)), fuzz_decisions, ticks),

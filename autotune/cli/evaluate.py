@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, tell_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from autotune.simulation.progress import StageBars
     from envs.profile import Profile
     from policies.evaluation.cells import Setup
-    from policies.evaluation.executors import Executor
     from policies.evaluation.experiment import Plan
+    from policies.executors import Executor
 
 _WIDE = 200
 _LEVELS = 20
@@ -35,7 +35,8 @@ def evaluate(
     policies: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="Presets, rules files, predictor, learned:PATH. Absent: what is bundled."
+            metavar="NAME,...",
+            help="Presets, rules files, predictor, learned:PATH, auto. Absent: presets and predictor.",
         ),
     ] = None,
     *,
@@ -68,6 +69,10 @@ def evaluate(
     ] = 0.0,
     ablation: Annotated[bool, typer.Option(help="Freeze each knob of the best policy in turn.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Each cell a task of this Ray cluster; local: this machine."),
+    ] = None,
     json_line: Annotated[bool, typer.Option("--json-line", help="Print the headline as JSON, last.")] = False,
 ) -> None:
     """Play policies and static settings through the same simulated traffic, and say which is better by how much.
@@ -87,13 +92,15 @@ def evaluate(
     from policies.evaluation.calibration import calibrate  # noqa: PLC0415
     from policies.evaluation.cells import Setup  # noqa: PLC0415
     from policies.evaluation.document import document  # noqa: PLC0415
-    from policies.evaluation.executors import executor  # noqa: PLC0415
     from policies.evaluation.experiment import run  # noqa: PLC0415
     from policies.evaluation.figures import Terms  # noqa: PLC0415
     from policies.evaluation.scenarios import Span  # noqa: PLC0415
     from policies.evaluation.store import Store  # noqa: PLC0415
+    from policies.executors import RayUnavailableError, workers  # noqa: PLC0415
 
     console = Console(stderr=True, highlight=False)
+    if ray is not None and jobs:
+        raise CliError("--jobs counts processes of this machine; leave it out with --ray", 2)
     try:
         found = read_profile(profile or DEFAULT_PROFILE)
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
@@ -103,22 +110,21 @@ def evaluate(
             oracle_seeds=oracle_seeds, cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
         )  # fmt: skip
         span = Span(duration, length_scale)
-        workers = executor(jobs or os.cpu_count() or 1)
-        with StageBars(console) as progress:
+        with workers(jobs or os.cpu_count() or 1, ray) as executor, StageBars(console) as progress:
             progress.stage("targets and capacity", 1)
             calibrations = calibrate(found, plan.scenarios, span, pool_bytes=pool_bytes)
             progress.done()
             setup = Setup(
                 found, calibrations, span, interval, pool_bytes=pool_bytes, quality_budget=plan.quality_budget
             )
-            results = run(plan, Store(out, setup), workers, progress)
-            calm = _calm(setup, results.best_policy, constant_hours, workers, progress)
+            results = run(plan, Store(out, setup), executor, progress)
+            calm = _calm(setup, results.best_policy, constant_hours, executor, progress)
         result = document(setup, plan, results, Terms(attainment, price))
         result["headline"]["reversals_24h"] = calm
         _show(console if json_line else Console(highlight=False), result)
         (out / _RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         write_html(result, out / _REPORT)
-    except EngineError as error:
+    except (EngineError, RayUnavailableError) as error:
         raise CliError(str(error)) from error
     except ValueError as error:
         raise CliError(str(error), 2) from error
@@ -150,7 +156,8 @@ def _plan(
     scenarios = tuple(Scenario.parse(text) for text in workloads)
     names = tuple(_names(policies) if policies else bundled())
     for name in names:
-        contender(name, World(profile))  # a mistake is said before anything runs
+        # A mistake is said before anything runs.
+        tell_choice(contender(name, World(profile, quality_budget=options["quality_budget"])).policy)
     offered = Offered(profile, pool_bytes)
     if statics in {"few", "grid"}:
         settings = few(offered) if statics == "few" else grid(offered)
@@ -175,7 +182,7 @@ def _with_traces(workloads: str | None, traces: Sequence[Path]) -> list[str]:
 
 
 def _calm(
-    setup: Setup, name: str | None, hours: float, workers: Executor, progress: StageBars
+    setup: Setup, name: str | None, hours: float, executor: Executor, progress: StageBars
 ) -> dict[str, float] | None:
     """Changes back to where a knob was under constant loads, and over how much time they were looked for."""
     from policies.constant_load import constant_load, levels  # noqa: PLC0415
@@ -186,7 +193,7 @@ def _calm(
     progress.stage("constant loads", _LEVELS)
     bench = Bench.of(setup.profile, SteadyLoad(), setup.pool_bytes)
     held = constant_load(
-        bench, name, workers, shares=levels(_LEVELS), hours=hours, interval_s=setup.interval_s, done=progress.done
+        bench, name, executor, shares=levels(_LEVELS), hours=hours, interval_s=setup.interval_s, done=progress.done
     )
     return {
         "value": sum(one.reversals for one in held),

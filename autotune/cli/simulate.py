@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, check_writable, given_path
+from autotune.cli._shared import CliError, check_writable, given_path, tell_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,8 @@ def simulate(
     workload: Annotated[str, typer.Argument(help="A trace file, or the name of a built-in workload.")],
     *,
     policy: Annotated[
-        str, typer.Option(help="predictor, learned:FOLDER, a preset, a rules file, static:KNOB=VALUE,..., or none.")
+        str,
+        typer.Option(help="predictor, learned:PATH, auto, a preset, a rules file, static:KNOB=VALUE,..., or none."),
     ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
     profile: Annotated[
@@ -89,6 +90,8 @@ def simulate(
         if pool_bytes is not None:
             found = found.model_copy(update={"pool_bytes": pool_bytes})
         contenders = [contender(text, World(found, targets)) for text in (policy, *(compare or []))]
+        for who in contenders:
+            tell_choice(who.policy)
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         results: list[Played] = []
         with _progress(console) as bar:

@@ -38,12 +38,22 @@ def status(
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
         if daemon.get("quality"):
             typer.echo("quality: " + _quality_line(daemon["quality"]))
+        for line in _choice_lines(daemon.get("policy_choice")):
+            typer.echo("  " + one_line(line))
         for knob, who in daemon.get("overrides", {}).items():
             text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
             typer.echo("  " + one_line(text))
         for text in daemon.get("barred", {}).values():
             typer.echo("  " + one_line(text))
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
+
+
+def _choice_lines(choice: Any) -> list[str]:
+    """What auto took, and why nothing else that is bundled."""
+    if not isinstance(choice, dict):
+        return []
+    refused = [f"not {one['name']} ({one['reason']}): {one['why']}" for one in choice["refused"]]
+    return [f"auto took {choice['taken']}: {choice['why']}", *refused]
 
 
 def _engine(control: Any) -> tuple[dict[str, Any], str]:

@@ -80,6 +80,7 @@ def train(
             if several:
                 raise CliError("--resume goes on with one run: name its own folder", 2)
             recipe = read_recipe(out)
+            _warn(recipe)
             found = [_single(runs.Job("", recipe, str(out), resume=True))]
         else:
             ends = (steps, _DEFAULT_MINUTES if steps is None and minutes is None else minutes)
@@ -89,6 +90,7 @@ def train(
                 ttft_target_s=ttft_target, tbt_target_s=tbt_target, quality_budget=quality_budget, interval_s=interval,
                 steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
             )  # fmt: skip
+            _warn(recipe)
             if several or ray is not None:
                 found = _several(runs.jobs_of(recipe, out, range(seed, seed + seeds), sweep or []), out, ray)
             else:
@@ -125,6 +127,19 @@ def _sources(traces: list[Path] | None, workloads: list[str] | None) -> list[dic
     return found or None
 
 
+def _warn(recipe: Recipe) -> None:
+    """Of traffic that evaluation keeps for judging."""
+    from policies.split import HELD_OUT, TRAINING  # noqa: PLC0415
+
+    kept = [name for name in HELD_OUT if any(source.workload == name for source in recipe.sources)]
+    if kept:
+        typer.echo(
+            f"warning: {', '.join(kept)} held out for judging: what has learnt from it is judged too well there; "
+            f"to train on: {', '.join(TRAINING)}",
+            err=True,
+        )
+
+
 def _pool(text: str | None) -> int | None:
     from engine.sizes import parse_size  # noqa: PLC0415
 
@@ -142,7 +157,7 @@ def _one_line() -> Iterator[None]:
 
     from engine.errors import EngineError  # noqa: PLC0415
     from policies.card import PolicyFileError  # noqa: PLC0415
-    from policies.train.executor import RayUnavailableError  # noqa: PLC0415
+    from policies.executors import RayUnavailableError  # noqa: PLC0415
 
     try:
         yield
@@ -194,18 +209,13 @@ class _Pace:
 
 
 def _several(jobs: list[Job], folder: Path, address: str | None) -> list[Outcome]:
-    from policies.train.executor import LocalExecutor, RayExecutor  # noqa: PLC0415
+    from policies.executors import workers  # noqa: PLC0415
     from policies.train.sweep import run_all  # noqa: PLC0415
 
     if folder.exists() and any(folder.iterdir()):
         raise CliError(f"{folder} is not empty; choose another folder")
-    if address is None:
-        return run_all(jobs, LocalExecutor(), folder)
-    cluster = RayExecutor(address)
-    try:
-        return run_all(jobs, cluster, folder)
-    finally:
-        cluster.close()
+    with workers(1, address) as executor:  # here one after the other: a run's environments are processes already
+        return run_all(jobs, executor, folder)
 
 
 def _show(found: list[Outcome]) -> None:

@@ -52,9 +52,9 @@ def tune_rules(
     from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
     from policies.evaluation.calibration import calibrate  # noqa: PLC0415
     from policies.evaluation.cells import Setup  # noqa: PLC0415
-    from policies.evaluation.executors import executor  # noqa: PLC0415
     from policies.evaluation.scenarios import Scenario, Span  # noqa: PLC0415
     from policies.evaluation.store import Store  # noqa: PLC0415
+    from policies.executors import workers  # noqa: PLC0415
     from policies.rules import RuleError, load_rules, preset_text, presets  # noqa: PLC0415
     from policies.search import SearchPlan, search  # noqa: PLC0415
 
@@ -68,11 +68,14 @@ def tune_rules(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         calibrations = calibrate(found, scenarios, span, pool_bytes=pool_bytes)
         setup = Setup(found, calibrations, span, interval, pool_bytes=pool_bytes, quality_budget=quality_budget / 100)
-        result = search(
-            base, plan, Store(out, setup), executor(jobs or os.cpu_count() or 1),
-            out_of_time=lambda: time.monotonic() - begin_s > 60 * minutes,
-            told=lambda turn, score, start: typer.echo(f"round {turn}: best {score:.4f}, start {start:.4f}", err=True),
-        )  # fmt: skip
+        with workers(jobs or os.cpu_count() or 1) as executor:
+            result = search(
+                base, plan, Store(out, setup), executor,
+                out_of_time=lambda: time.monotonic() - begin_s > 60 * minutes,
+                told=lambda turn, score, start: typer.echo(
+                    f"round {turn}: best {score:.4f}, start {start:.4f}", err=True
+                ),
+            )  # fmt: skip
         place = out / "tuned.yaml"
         place.write_text(result.text, encoding="utf-8")
     except RuleError as error:

@@ -14,6 +14,7 @@ import numpy as np
 from engine.tunables import TunableValue, default_values
 from envs.profile import Profile
 from envs.simulated import SimulatedEngine
+from policies.auto import BUNDLED
 from policies.evaluation.calibration import Calibration
 from policies.evaluation.oracle import ORACLE, OraclePlan, play_oracle
 from policies.evaluation.scenarios import SEGMENTS, Scenario, Span, traffic
@@ -131,7 +132,7 @@ def run_cell(setup: Setup, cell: Cell) -> Score:
     who = (
         Contender(ORACLE)
         if cell.contender == ORACLE
-        else contender(cell.contender, World(setup.profile, calibration.targets))
+        else contender(cell.contender, World(setup.profile, calibration.targets, setup.quality_budget))
     )
     env = SimulatedEngine(
         setup.profile, trace, rate_scale=1.0, pool_bytes=setup.pool_bytes, interval_s=interval_s, warm_up_s=0.0,
@@ -225,7 +226,7 @@ def _content(name: str) -> str:
         return f"{name}:{hashlib.sha256(preset_text(name).encode()).hexdigest()}"
     if name.startswith(UNBUDGETED):
         return UNBUDGETED + _content(name.removeprefix(UNBUDGETED))
-    path = Path(name.partition(":")[2] or name)
+    path = BUNDLED if name == "auto" else Path(name.partition(":")[2] or name)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -10,13 +10,13 @@ import numpy as np
 
 from policies.evaluation.cells import Cell
 from policies.evaluation.cost import Ladder
-from policies.evaluation.executors import Executor
 from policies.evaluation.oracle import ORACLE
 from policies.evaluation.scenarios import Scenario
 from policies.evaluation.statics import Values
 from policies.evaluation.statistics import iqm
 from policies.evaluation.store import Store
 from policies.evaluation.table import NATIVE, RANDOM_SEARCH, Table
+from policies.executors import Executor
 from policies.named import static_name
 
 # Knobs that are frozen together in an ablation.

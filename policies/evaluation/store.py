@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.evaluation.cells import Cell, Score, Setup, run_cell
-from policies.evaluation.executors import Executor
+from policies.executors import Executor
 
 _CELLS = "cells.jsonl"
 _SETUP = "setup.json"

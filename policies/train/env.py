@@ -74,7 +74,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._mask_guard = Guard(recipe.guard_config(), native_fits())
         self._guard = guard_for(profile, recipe.quality_budget, recipe.guard_config())
         self._charge = Charge()
-        self._guard_state = self._guard.initial_state()
+        self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
         self._engine: SimulatedEngine | None = None
         self._episode: Episode | None = None
         self._price = recipe.price
@@ -120,7 +120,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             long_s=recipe.long_s,
         )
         vector, info = self._engine.reset(seed=plan.world_seed)
-        self._guard_state, self._steps = self._guard.initial_state(), 0
+        self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
+        self._steps = 0
         self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
         self._charge = info["charge"]
         self._look(info["observation"])
@@ -131,6 +132,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         change = decode_action(legal_action(int(action), self._mask))
         context = GuardContext(observation, charge=self._charge)
         verdict, self._guard_state = self._guard.check(change, context, self._guard_state)
+        # As in the exported policy: what the inner guard lets through counts there as made, whatever the outer says.
+        _, self._mask_state = self._mask_guard.check(change, GuardContext(observation), self._mask_state)
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
         vector, _, _, _, info = engine.step(allowed)
         self._charge = info["charge"]
@@ -177,7 +180,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _look(self, observation: Observation) -> None:
         self.observation = observation
-        self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._guard_state)
+        self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._mask_state)
 
     def _reward(self, info: dict[str, Any]) -> float:
         true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]

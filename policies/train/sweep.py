@@ -15,10 +15,10 @@ from engine.clock import RealClock
 from envs.profile import Profile, ProfileError, read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.base import Policy
+from policies.executors import Executor, in_order
 from policies.rules import load_rules
 from policies.threshold import ThresholdPolicy
 from policies.train.checkpoint import Progress
-from policies.train.executor import Executor
 from policies.train.recipe import Recipe, checked
 from policies.train.session import train
 from policies.train.vector import training_envs
@@ -92,7 +92,7 @@ def run(job: Job, tell: Callable[[Progress, str], None] | None = None) -> Outcom
 
 def run_all(jobs: Sequence[Job], executor: Executor, folder: Path) -> list[Outcome]:
     """Every job, the best first; a summary is left in ``folder``."""
-    found = executor.map(run, jobs)
+    found = in_order(executor, run, jobs)
     found.sort(key=lambda outcome: -(outcome.score if outcome.score is not None else float("-inf")))
     folder.mkdir(parents=True, exist_ok=True)
     document = [vars(outcome) for outcome in found]

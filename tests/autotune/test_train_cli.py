@@ -20,6 +20,7 @@ from envs.simulated import DEFAULT_PROFILE
 from policies.learned import load_learned
 from policies.rules import load_rules
 from policies.threshold import ThresholdPolicy
+from policies.train import sweep
 from policies.train.recipe import read_recipe
 
 
@@ -56,6 +57,25 @@ def test_mistakes_are_one_line(arguments: list[str], expected: str, code: int, t
     assert expected in str(error)
     assert error.code == code
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("workloads", "named"),
+    [
+        (["chat-steady@0.1"], None),
+        (["chat-steady@0.1", "flash-crowd@0.1", "reasoning-long@0.1"], "reasoning-long, flash-crowd"),
+    ],
+)
+def test_training_on_what_is_held_out_is_warned_of(
+    workloads: list[str], named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "run", lambda job, _: sweep.Outcome("", job.folder, 0.5, 10, "done", []))
+    options = [part for name in workloads for part in ("--workload", name)]
+    result = CliRunner().invoke(app, ["train", "-o", str(tmp_path / "run"), "--steps", "10", *options])
+    assert result.exit_code == 0, result.output
+    warned = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == (named is not None)
+    assert named is None or f"warning: {named} held out for judging" in warned[0]
 
 
 def test_what_is_no_run_is_not_exported(tmp_path: Path) -> None:

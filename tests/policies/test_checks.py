@@ -15,9 +15,9 @@ from policies.base import Decision, PolicyState
 from policies.constant_load import constant_load, hold, levels
 from policies.evaluation.calibration import calibrate
 from policies.evaluation.cells import Setup
-from policies.evaluation.executors import Serial, executor
 from policies.evaluation.scenarios import Scenario, Span
 from policies.evaluation.store import Store
+from policies.executors import Processes, Serial
 from policies.fuzz import RandomPolicy, fuzz_decisions, fuzz_engine
 from policies.lint import lint
 from policies.named import contender
@@ -139,7 +139,7 @@ def test_held_out_workloads_are_not_searched_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["default"])
 def test_a_day_at_twenty_levels(bench: Bench, name: str) -> None:
-    for held in constant_load(bench, name, executor(2), shares=levels(20), hours=24.0):
+    for held in constant_load(bench, name, Processes(2), shares=levels(20), hours=24.0):
         print(held)
         assert held.is_still, held
 

@@ -59,8 +59,9 @@ def test_lengths_have_the_moments_of_what_was_drawn() -> None:
     assert lengths.mean == pytest.approx(np.mean(drawn), rel=0.01)
     assert lengths.second == pytest.approx(np.mean(np.square(drawn)), rel=0.05)
     assert lengths.p95 == pytest.approx(np.quantile(drawn, 0.95), rel=0.02)
-    assert lengths.capped(500) == pytest.approx(np.mean(np.minimum(drawn, 500)), rel=0.01)
-    assert lengths.share_beyond(500) == pytest.approx(np.mean([max(0, 1 - 500 / d) for d in drawn]), rel=0.02)
+    kept, gone = lengths.cut_at(500)
+    assert kept == pytest.approx(np.mean(np.minimum(drawn, 500)), rel=0.01)
+    assert gone == pytest.approx(np.mean([max(0, 1 - 500 / d) for d in drawn]), rel=0.02)
 
 
 def test_lossier_formats_hold_and_serve_more(model: EffectModel) -> None:

@@ -9,7 +9,7 @@ import pytest
 from envs.profile import read_profile
 from envs.signals import Targets
 from envs.simulated import DEFAULT_PROFILE
-from policies.evaluation.executors import Serial
+from policies.executors import Serial
 from policies.play import Played, Row
 from policies.spike import CALM_S, SPIKE_S, Spike, back_inside, spikes
 from policies.steady import Bench, SteadyLoad

@@ -13,7 +13,6 @@ from envs.workload.trace import TraceRequest, from_requests
 from policies.evaluation.calibration import Calibration, calibrate
 from policies.evaluation.cells import Cell, Setup, run_cell
 from policies.evaluation.document import document
-from policies.evaluation.executors import Processes, Serial
 from policies.evaluation.experiment import Plan, run
 from policies.evaluation.figures import Terms
 from policies.evaluation.offered import Offered
@@ -21,6 +20,7 @@ from policies.evaluation.oracle import ORACLE, OraclePlan, play_oracle
 from policies.evaluation.scenarios import Scenario, Span, own_rate_rps, traffic
 from policies.evaluation.statics import few, grid, random_settings
 from policies.evaluation.store import Store, StoreError
+from policies.executors import Serial, workers
 from policies.split import HELD_OUT, TRAINING
 
 SPAN = Span(40.0)
@@ -68,11 +68,15 @@ def test_all_contenders_meet_the_same_requests_and_seeds_differ(setup: Setup) ->
     assert sum(part.good for part in scores[2].segments) == scores[2].good
 
 
-def test_the_same_cell_gives_the_same_score_in_another_process(setup: Setup, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ray", [None, "local"], ids=["processes", "ray"])
+def test_the_same_cell_gives_the_same_score_in_another_process(ray: str | None, setup: Setup, tmp_path: Path) -> None:
+    if ray is not None:
+        pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     cells = [Cell(SCENARIO, 0, name) for name in ("default", "none")]
     here = [figures(run_cell(setup, cell)) for cell in cells]
     store = Store(tmp_path, setup)
-    store.run(cells, Processes(2))
+    with workers(2, ray) as executor:
+        store.run(cells, executor)
     assert [figures(store.get(cell)) for cell in cells] == here
 
 

@@ -1,0 +1,71 @@
+"""Which policy ``auto`` took and why not the others: light enough for whoever only shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from envs.spaces import Observation
+from policies.base import Decision, Policy, PolicyState
+
+Reason = Literal["unreadable", "mismatch", "profile", "no-profile", "unscored", "over-budget", "no-gain", "second"]
+REASONS: Final[tuple[Reason, ...]] = (
+    "unreadable", "mismatch", "profile", "no-profile", "unscored", "over-budget", "no-gain", "second",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A bundled policy that was not taken: its folder's name, the kind of reason, and the reason in one line."""
+
+    name: str
+    reason: Reason
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``taken``: the policy's name; ``bundled``: of its folder, None for the rules; ``why``, in one line."""
+
+    taken: str
+    bundled: str | None
+    why: str
+    refused: tuple[Refused, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For logs and terminals."""
+        yield f"auto takes {self.taken}: {self.why}"
+        for one in self.refused:
+            yield f"auto refused {one.name} ({one.reason}): {one.why}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "taken": self.taken,
+            "bundled": self.bundled,
+            "why": self.why,
+            "refused": [vars(one) for one in self.refused],
+        }
+
+
+class AutoPolicy:
+    """The policy that was taken, under its own name and with its own state; ``choice`` says how it came to that."""
+
+    def __init__(self, policy: Policy, choice: Choice) -> None:
+        self.policy, self.choice = policy, choice
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def initial_state(self) -> PolicyState:
+        return self.policy.initial_state()
+
+    def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
+        return self.policy.decide(observation, state)
+
+
+def choice_of(policy: Policy | None) -> Choice | None:
+    """What ``auto`` chose, None for a policy that was named."""
+    return policy.choice if isinstance(policy, AutoPolicy) else None
