@@ -145,7 +145,9 @@ def _check_table(group: int, spec: GroupSpec, tiers: Sequence[BlockPool], sequen
     for index, block in enumerate(table.blocks):
         _require(bool(table.kept(index)), f"{who} holds block {block.offset} but keeps nothing of it")
         _require(block.block_class.lossiness <= most, f"{who}: block {block.offset} is {block.block_class.kv_format}")
-    in_order = sequence.committed <= sequence.end <= position
+    # With a window of 1 the next token attends itself alone, and a pin has nothing to hold.
+    holds_all = sequence.end <= position or (sequence.is_pin and spec.window == 1)
+    in_order = sequence.committed <= sequence.end and holds_all
     _require(in_order, f"{who}: {sequence.committed} computed, {sequence.end} used, {position} allocated")
     return table.blocks
 

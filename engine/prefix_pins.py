@@ -110,7 +110,9 @@ class PrefixPins:
         if self._by_id:
             now_ns = self._clock.now_ns()
             for pin in [pin for pin in self._by_id.values() if pin.expires_ns <= now_ns]:
-                if any(holder > 0 for table in pin.sequence.tables for holder in table.blocks[-1].holders):
+                # A table is empty where the model's window is 1.
+                ends = [block for table in pin.sequence.tables for block in table.blocks[-1:]]
+                if any(holder > 0 for block in ends for holder in block.holders):
                     pin.expires_ns = now_ns + pin.ttl_ns
                 else:
                     self._end(pin)

@@ -10,7 +10,8 @@ from engine.errors import EngineError
 from engine.models.positive import positive
 from engine.models.rope_config import RopeConfig, parse_rope
 
-_BEYOND = 1 << 63  # no tensor has such a size
+_MOST_SIZE = (1 << 63) - 1  # no tensor has a larger one
+_MOST_LAYERS = 10_000  # weights are set out layer by layer before the file can show that there are fewer
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,14 @@ class ConfigReader:
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         value = self.raw.get(name)
+        most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST_SIZE
         if value is None:
             if default is None:
                 raise EngineError(f"config.json lacks {name!r}; is this the folder of a Hugging Face language model?")
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < _BEYOND:
-            raise EngineError(f"config.json: {name} must be a whole number >= {minimum}, got {value!r:.60}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= most:
+            limits = f">= {minimum}" if most == _MOST_SIZE else f"from {minimum} to {most}"
+            raise EngineError(f"config.json: {name} must be a whole number {limits}, got {value!r:.60}")
         return value
 
     def number(self, name: str, default: float) -> float:

@@ -189,6 +189,14 @@ def test_narrow_band_away_from_zero(kv_format: KVFormat, backend: str, dtype: to
 
 @every_format
 @every_backend
+def test_every_head_size_keeps_a_narrow_band(kv_format: KVFormat, backend: str) -> None:
+    """InternLM/lmdeploy#4849 for all that a model may have, powers of two or not."""
+    for head_dim in range(8, 264, 8):
+        test_narrow_band_away_from_zero(kv_format, backend, torch.bfloat16, head_dim)
+
+
+@every_format
+@every_backend
 @every_dtype
 @pytest.mark.parametrize("constant", [0.0, 3.5, 100.0, -100.0, 1e-8, 60000.0])
 def test_constants_come_back_and_near_constants_within_half_a_step(

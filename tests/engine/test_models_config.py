@@ -126,6 +126,7 @@ ODD_NUMBERS = [float("nan"), float("inf"), -1, True, [1], 10**400]
         ({"partial_rotary_factor": [1]}, "partial_rotary_factor"),
         ({"hidden_act": ["silu"]}, "activation"),
         ({"architectures": [["LlamaForCausalLM"]]}, "is not supported; supported"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers must be a whole number from 1 to 10000, got 10000000"),
         ({"max_position_embeddings": 10**400}, "max_position_embeddings must be a whole number"),
         ({"eos_token_id": ["x"]}, "eos_token_id"),
     ],

@@ -308,3 +308,19 @@ def test_snapshots_keep_pins() -> None:
     world.clock.advance_s(60)
     assert world.cache.usage().pinned_bytes == 0
     world.check()
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 17])
+def test_a_pin_holds_what_the_next_token_attends(window: int) -> None:
+    """With a window of 1 that is nothing."""
+    world = World(num_slabs=6, windows=(window,))
+    request = world.add(ids(1, 64), max_tokens=4, prefix_ttl_s=50.0)
+    while request.status is not RequestStatus.FINISHED:
+        world.step()
+        world.check()
+    assert len(world.cache.pins) == 1
+    assert (world.cache.usage().pinned_bytes == 0) == (window == 1)
+    assert hit(world, ids(1, 64)) == 64
+    world.clock.advance_s(60)
+    world.cache.pins.expire()
+    world.check()
