@@ -19,6 +19,7 @@ from autotune.journal_file import read_runs, read_ticks_between
 from autotune.rethinking import Replayed, Rethinker
 from autotune.run_document import RunError, digest_of, read_run, rules_document, run_document
 from autotune.wiring import check_rules, minds_of
+from envs.simulated import DEFAULT_PROFILE
 from policies.rules import presets
 
 PRESSURE = "policy: {rules: literature}\n"
@@ -177,3 +178,18 @@ def test_documents_hold_every_preset_and_notice_other_files(tmp_path: Path) -> N
     before = digest_of(tmp_path)
     (tmp_path / "weights").write_text("w")
     assert digest_of(tmp_path) != before
+
+
+@pytest.mark.parametrize("use", ["rules", "predictor", "auto"])
+def test_with_a_profile_predictions_and_the_quality_budget_replay_too(make_rig: Any, use: str) -> None:
+    rig = make_rig(f"policy: {{use: {use}, rules: literature, profile: {DEFAULT_PROFILE}}}\n")
+    rig.parts.journal.start_run(rig.loop.run_id, run_document(rig.config, check_rules(rig.config)))
+    load = swinging(rig)
+    rig.run_s(40, load)
+    rig.engine.state.desired["kv_format"] = rig.engine.state.effective["kv_format"] = "int4"
+    rig.run_s(40, load)
+    result = replayed(rig)
+    assert (result.same, result.ticks, result.lines) == (80, 80, [])
+    if use == "rules":
+        codes = {tick.body["verdict"][0] for tick in rig.ticks()}
+        assert {"over_budget", "handed_back"} & codes
