@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER
+from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER, has_ended
 from engine.control_client import EngineUnreachable, PatchAnswer, TunablesView
 from engine.stats import EngineStats
 from engine.tunables import TunableValue
@@ -36,8 +36,10 @@ class Actuator:
     and set ``reason`` before the environment acts. Not thread-safe: the control loop owns it.
     """
 
-    def __init__(self, control: Control, *, mode: str, latest: Callable[[], EngineStats | None]) -> None:
-        self._control = control
+    def __init__(
+        self, control: Control, *, mode: str, latest: Callable[[], EngineStats | None], now_ns: Callable[[], int]
+    ) -> None:
+        self._control, self._now_ns = control, now_ns
         self._latest = latest
         self.mode = mode
         self.reason = ""
@@ -75,13 +77,17 @@ class Actuator:
         return self._view
 
     def writers(self) -> dict[str, Writer]:
-        """Who wrote each knob last; one that still has its value from the start, or was given back, is left out."""
+        """Who wrote each knob last; one that still has its value from the start, was given back, or whose pin has ended
+        is left out.
+        """
         if self._view is None:
             return {}
         return {
             knob: Writer(record["writer"], record["revision"], record["reason"])
             for knob, record in self._view["writers"].items()
-            if record["writer"] != STARTUP_WRITER and not record["writer"].startswith(RELEASE_PREFIX)
+            if record["writer"] != STARTUP_WRITER
+            and not record["writer"].startswith(RELEASE_PREFIX)
+            and not has_ended(record["writer"], self._now_ns())
         }
 
     def overrides(self) -> dict[str, Writer]:

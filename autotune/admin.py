@@ -1,11 +1,14 @@
-"""HTTP for people and Prometheus: metrics, recent decisions, status. Read-only; on loopback unless told otherwise."""
+"""HTTP for people and Prometheus: metrics, recent decisions, status; on loopback unless told otherwise.
+
+What it shows needs no token and changes nothing; what can be ordered is in :mod:`autotune.admin_actions`.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -28,9 +31,12 @@ class AdminError(Exception):
 
 
 def admin_app(
-    registry: CollectorRegistry, decisions: DecisionLog, status: Callable[[], Mapping[str, Any]]
+    registry: CollectorRegistry,
+    decisions: DecisionLog,
+    status: Callable[[], Mapping[str, Any]],
+    actions: Sequence[Route] = (),
 ) -> Starlette:
-    """The application: ``/metrics``, ``/decisions?limit=N``, ``/status`` and ``/healthz``.
+    """The application: ``/metrics``, ``/decisions?limit=N``, ``/status``, ``/healthz``, and ``actions``.
 
     ``status()`` returns the daemon's state as JSON-able values with a key ``healthy``; it is called in another thread
     than the loop's.
@@ -56,7 +62,7 @@ def admin_app(
         return JSONResponse({"healthy": healthy}, status_code=200 if healthy else 503)
 
     routes = [("/metrics", metrics), ("/decisions", recent), ("/status", state), ("/healthz", health)]
-    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes])
+    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes] + [*actions])
 
 
 class AdminServer:

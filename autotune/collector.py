@@ -147,6 +147,8 @@ def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
             return f"counter {item.name} fell from {getattr(before.counters, item.name)} to {value}"
     for item in fields(Gauges):
         value = getattr(reading.gauges, item.name)
+        if value is None and "None" not in str(item.type):
+            return f"gauge {item.name} is null"
         if value is None or isinstance(value, list | dict):
             continue
         is_flag = "bool" in str(item.type)

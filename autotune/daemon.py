@@ -14,12 +14,18 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 
 from autotune.admin import AdminServer, admin_app
+from autotune.admin_actions import action_routes
+from autotune.admin_token import own_token, token_beside
+from autotune.commands import Commands
 from autotune.config import Config, ConfigError, load_config
+from autotune.deliberation import Minds
 from autotune.housekeeping import Housekeeping
 from autotune.loop import Loop
+from autotune.metrics import MODES
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
-from autotune.wiring import check_rules, env_of, guard_of, policy_of, rules_document, run_document, settings_of
+from autotune.run_document import file_digests, rules_document, run_document
+from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
 from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from policies.choice import choice_of
@@ -27,6 +33,7 @@ from policies.guards import what_holds
 from policies.rules import RuleSet
 
 _LOG: Final = logging.getLogger("autotune.daemon")
+_ORDERED_MODE: Final = "ordered mode"
 
 
 @dataclass(frozen=True)
@@ -52,15 +59,22 @@ class Daemon:
     ) -> None:
         self._path, self._config, self._rules = config_path, config, rules
         self._parts, self._around = parts, around
+        self._files = file_digests(config)
         self._run_id = uuid.uuid4().hex[:12]
         self.loop = Loop(parts, settings_of(config), run=self._run_id, boot=around.boot, before_turn=self._before_turn)
         self.notifier = Notifier.from_environment(around.environment, around.clock)
-        self._reload_wanted = False
+        self._reload_wanted, self._reloads, self._mode_by = False, 0, "configuration"
         self.last_reload: Reload | None = None
         self._status_line = ""
         self.admin: AdminServer | None = None
+        self._commands = Commands(parts.waiter.wake)
         if config.admin.enabled:
-            app = admin_app(around.registry, parts.decisions, self.status)
+            given = config.admin.token_file
+            token = own_token(given or token_beside(parts.journal.path), make=given is None)
+            actions = {"mode": self._order_mode, "reload": self._order_reload}
+            app = admin_app(
+                around.registry, parts.decisions, self.status, action_routes(actions, self._commands, token)
+            )
             self.admin = AdminServer(app, config.admin.host, config.admin.port)
 
     def run(self) -> None:
@@ -68,8 +82,8 @@ class Daemon:
         parts, around = self._parts, self._around
         parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
         self._tell_choice()
-        self.loop.restore()
-        _LOG.info("%s", what_holds(parts.guard))
+        self.restore()
+        _LOG.info("%s", what_holds(parts.minds.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
         watchdog = Watchdog(self.notifier, interval_s, self.loop.alive) if interval_s is not None else None
         jobs = Housekeeping()
@@ -85,13 +99,23 @@ class Daemon:
             self.notifier.ready(self._line())
             self.loop.run()
         finally:
-            self.notifier.stopping("stopping; the engine keeps its settings")
+            restores = self._config.on_exit == "restore"
+            self.notifier.stopping(f"stopping; the engine's settings are {'restored' if restores else 'left'}")
+            if restores:
+                self.loop.restore_engine()
             if watchdog is not None:
                 watchdog.stop()
             jobs.stop()
             if self.admin is not None:
                 self.admin.stop()
             parts.journal.close()
+
+    def restore(self) -> None:
+        """Take up what the run before has left: states, and the mode that was ordered."""
+        self.loop.restore()
+        ordered = self._parts.journal.recall(_ORDERED_MODE)
+        if ordered in MODES:
+            self.order_mode(ordered)
 
     def install_signal_handlers(self) -> None:
         """SIGTERM and SIGINT stop, SIGHUP reloads. For the main thread."""
@@ -114,7 +138,21 @@ class Daemon:
                 "needs_restart": reload.needs_restart,
                 "rejected": reload.rejected,
             }
-        return {**self.loop.reporter.status, "run": self._run_id, "last_reload": shown}
+        shown_status = self.loop.reporter.status
+        if not self.loop.alive():
+            shown_status = {**shown_status, "healthy": False, "problem": "the control loop is stuck"}
+        return {**shown_status, "mode_by": self._mode_by, "run": self.loop.run_id, "last_reload": shown}
+
+    def order_mode(self, mode: str) -> str:
+        """Switch the mode until another order, or a reload that changes the configured one. In the loop's thread.
+
+        It is kept in the journal: a restart must not bring back a daemon that writes.
+        """
+        was, self._mode_by = self.loop.settings.mode, "order"
+        self.loop.set_mode(mode)
+        self._parts.journal.remember(_ORDERED_MODE, mode)
+        _LOG.info("mode %s by order, was %s", mode, was)
+        return f"mode {mode}, was {was}; holds over restarts until another order, or a reload that changes `mode`"
 
     def reload(self) -> Reload:
         """Read the file again and take it whole or not at all; the service manager hears of it in every case."""
@@ -141,24 +179,52 @@ class Daemon:
         rules = check_rules(plan.config)
         parts, old, new = self._parts, self._config, plan.config
         # Everything is built before anything is replaced.
-        guard = guard_of(new)
         windows = ("targets", "objective", "window_s", "long_window_s")
         same_profile = old.policy.profile == new.policy.profile
         same_env = same_profile and all(getattr(old, name) == getattr(new, name) for name in windows)
         env = parts.env if same_env else env_of(new, parts.actuator, parts.clock)
+        settings = settings_of(new)
+        if "mode" in plan.applied:
+            parts.journal.remember(_ORDERED_MODE, None)
+            self._mode_by = "configuration"
+        elif self._mode_by == "order":
+            settings.mode = self.loop.settings.mode
         same_rules = rules_document(rules) == rules_document(self._rules)
-        same_policy = same_rules and old.policy == new.policy and old.targets == new.targets
-        policy = parts.policy if same_policy else policy_of(new, rules, parts.clock)
-        self.loop.configure(settings_of(new), env=env, policy=policy, guard=guard)
-        self._config, self._rules = new, rules
+        files = file_digests(new)
+        same_files = files == self._files
+        same_policy = same_rules and same_files and old.policy == new.policy and old.targets == new.targets
+        policy = parts.minds.policy if same_policy else policy_of(new, rules, parts.clock)
+        minds = Minds(policy, guard_of(new), watch_of(new))
+        self.loop.configure(settings, env=env, minds=minds)
+        if not same_files and old.policy == new.policy:
+            plan.applied.append("policy (the content of its files)")
+        self._config, self._rules, self._files = new, rules, files
         if not same_policy:
             self._tell_choice()
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
-        parts.journal.start_run(self._run_id, run_document(new, rules))
+        # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.
+        self._reloads += 1
+        self.loop.run_id = f"{self._run_id}.{self._reloads}"
+        parts.journal.start_run(self.loop.run_id, run_document(new, rules))
         return plan
 
+    def _order_mode(self, wanted: Mapping[str, object]) -> str:
+        mode = wanted.get("mode")
+        if mode not in MODES or set(wanted) != {"mode"}:
+            raise ValueError(f"the mode must be one of {', '.join(MODES)}")
+        return self.order_mode(str(mode))
+
+    def _order_reload(self, wanted: Mapping[str, object]) -> str:
+        if wanted:
+            raise ValueError("a reload takes nothing; it reads the file that the daemon was started with")
+        outcome = self.reload()
+        if outcome.rejected:
+            raise ValueError(outcome.summary())
+        return outcome.summary()
+
     def _before_turn(self) -> None:
+        self._commands.carry_out()
         if self._reload_wanted:
             self._reload_wanted = False
             self.reload()
@@ -169,7 +235,7 @@ class Daemon:
             _LOG.info("%s", line)
 
     def _tell_choice(self) -> None:
-        choice = choice_of(self._parts.policy)
+        choice = choice_of(self._parts.minds.policy)
         for line in choice.lines() if choice is not None else ():
             _LOG.info("%s", line)
 

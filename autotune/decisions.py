@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.text import one_line
@@ -17,7 +17,8 @@ class DecisionRecord:
     """One decision as shown at ``/decisions`` and by ``autotune decisions``.
 
     ``verdict`` is the guard's word if it refused, else the engine's. ``effect`` has ``before`` and ``after`` figures
-    over one window each, or ``unknown`` with the reason; None until it has been measured.
+    over one window each, or ``unknown`` with the reason, and ``outcome`` and ``why`` (:mod:`policies.judgement`); None
+    until it has been measured.
     """
 
     tick: int
@@ -59,11 +60,11 @@ class DecisionLog:
             self._records.append(record)
 
     def set_effect(self, tick: int, effect: Mapping[str, Any]) -> None:
-        """Fill in what the decision of a tick did; nothing if it has left the log."""
+        """Add to what is known of what a tick's decision did; nothing if it has left the log."""
         with self._lock:
             for index, record in enumerate(self._records):
                 if record.tick == tick:
-                    self._records[index] = DecisionRecord(**{**record.to_json(), "effect": effect})
+                    self._records[index] = replace(record, effect={**(record.effect or {}), **effect})
 
     def recent(self, limit: int) -> list[DecisionRecord]:
         """Up to ``limit`` records, oldest first."""

@@ -2,13 +2,15 @@
 
 Write-ahead logging makes each tick one append that a crash leaves whole. A journal that cannot be written right now
 (locked by a backup, disk full) must never stop the control loop: rows wait in a bounded buffer and are tried again at
-the next tick; a damaged file is moved aside and a new one begun. Both are counted.
+the next tick. A damaged file is moved aside and a new one begun; at start, with all that could be read before the
+damage. All of it is counted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sqlite3
 import threading
@@ -18,10 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.journal_file import JournalError, Tick, prune_file, take_ownership
+from autotune.journal_file import JournalError, Tick, prune_file, row_check, take_ownership
+from autotune.journal_salvage import salvage
 from autotune.jsonable import finite
 
-_SCHEMA_VERSION: Final = 1
+_LOG: Final = logging.getLogger("autotune.journal")
+_SCHEMA_VERSION: Final = 2
 _BUSY_MS: Final = 200  # longer would hold up the control loop
 _BUFFERED_ROWS: Final = 2000
 _SCHEMA: Final = """
@@ -29,7 +33,7 @@ CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, started_wall_s REAL NOT NULL, config TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ticks (
     id INTEGER PRIMARY KEY, run TEXT NOT NULL, wall_s REAL NOT NULL, stamp_ns INTEGER NOT NULL,
-    acted INTEGER NOT NULL, body TEXT NOT NULL, effect TEXT);
+    acted INTEGER NOT NULL, body TEXT NOT NULL, effect TEXT, check_sum INTEGER);
 CREATE INDEX IF NOT EXISTS ticks_acted ON ticks (id) WHERE acted;
 CREATE TABLE IF NOT EXISTS memory (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
@@ -58,7 +62,7 @@ class Journal:
         self.counters = JournalCounters()
         self._wall_s = wall_s
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed, self._run = False, ""
         self._waiting: deque[tuple[str, tuple[object, ...]]] = deque()
         self._owner_fd = take_ownership(path)
         try:
@@ -82,20 +86,31 @@ class Journal:
 
     def start_run(self, run: str, config_json: str) -> None:
         """Remember under which configuration the ticks of ``run`` were made."""
+        self._run = run
         self._write(("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (run, self._wall_s(), config_json)))
 
     def append(self, tick: Tick, key: str, value: object) -> None:
         """Write one tick, and with it keep ``value`` for :meth:`recall`. Never raises for a locked or damaged file."""
-        effect = None if tick.effect is None else _dump(tick.effect)
-        row = (tick.id, tick.run, tick.wall_s, tick.stamp_ns, int(tick.acted), _dump(tick.body), effect)
+        effect, body = None if tick.effect is None else _dump(tick.effect), _dump(tick.body)
+        check = row_check(tick.id, tick.run, tick.stamp_ns, body)
+        row = (tick.id, tick.run, tick.wall_s, tick.stamp_ns, int(tick.acted), body, effect, check)
         self._write(
-            ("INSERT OR REPLACE INTO ticks VALUES (?, ?, ?, ?, ?, ?, ?)", row),
+            ("INSERT OR REPLACE INTO ticks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row),
             ("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, _dump(value))),
         )
 
     def set_effect(self, tick_id: int, effect: Mapping[str, Any]) -> None:
         """Add what a tick's change did, once it has been measured."""
         self._write(("UPDATE ticks SET effect = ? WHERE id = ?", (_dump(effect), tick_id)))
+
+    def set_outcome(self, tick_id: int, outcome: str, why: str) -> None:
+        """Add to a tick's effect whether it was what had been expected."""
+        merge = "UPDATE ticks SET effect = json_set(coalesce(effect, '{}'), '$.outcome', ?, '$.why', ?) WHERE id = ?"
+        self._write((merge, (outcome, why, tick_id)))
+
+    def remember(self, key: str, value: object) -> None:
+        """Keep ``value`` for :meth:`recall`, apart from any tick."""
+        self._write(("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, _dump(value))))
 
     def recall(self, key: str) -> Any:
         """What the last tick kept under ``key``, in this run or an earlier one; None if nothing."""
@@ -106,7 +121,7 @@ class Journal:
 
     def prune(self, max_rows: int, max_bytes: int) -> int:
         """Keep the file in bounds; returns rows deleted. For another thread than the loop's."""
-        deleted = prune_file(self.path, max_rows, max_bytes)
+        deleted = prune_file(self.path, max_rows, max_bytes, self._run)
         self.counters.pruned += deleted
         return deleted
 
@@ -116,8 +131,12 @@ class Journal:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise JournalError(f"journal {self.path}: {error}; free it or set journal.path") from error
-            self._move_aside(error)
-            return self._prepare()
+            aside = self._move_aside(error)
+            connection = self._prepare()
+            kept = salvage(aside, connection)
+            _LOG.warning("journal %s was damaged (%s): %s; the damaged file is %s", self.path, error, kept, aside)
+            self.counters.last_error = f"was damaged: {kept}"
+            return connection
 
     def _prepare(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -138,11 +157,14 @@ class Journal:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a crash loses nothing, a power cut perhaps the last rows
         connection.executescript(_SCHEMA)
-        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        if version == 1:
+            connection.execute("ALTER TABLE ticks ADD COLUMN check_sum INTEGER")
+        if version != _SCHEMA_VERSION:  # a write, which a full disk would refuse
+            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("malformed: quick_check failed")
 
-    def _move_aside(self, error: sqlite3.Error) -> None:
+    def _move_aside(self, error: sqlite3.Error) -> Path:
         self.counters.moved_aside += 1
         self.counters.last_error = str(error)
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(self._wall_s())}-{self.counters.moved_aside}")
@@ -150,6 +172,7 @@ class Journal:
         for suffix in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
+        return aside
 
     def _last_id(self) -> int:
         return int(self._connection.execute("SELECT coalesce(max(id), 0) FROM ticks").fetchone()[0])

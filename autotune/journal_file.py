@@ -9,11 +9,14 @@ import math
 import os
 import sqlite3
 import stat
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+_MANY_RUNS: Final = 100
+_LARGEST_ID: Final = 2**63 - 1
 _PRUNE_BATCH: Final = 500  # rows per transaction, so that the loop never waits long for a prune
 _DELETE_OLDEST: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks ORDER BY id LIMIT ?)"
 _DELETE_OLDEST_OF: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks WHERE acted = ? ORDER BY id LIMIT ?)"
@@ -37,6 +40,13 @@ class Tick:
     acted: bool
     body: Mapping[str, Any]
     effect: Mapping[str, Any] | None = None
+    damaged: str = ""
+    """Why the row is not what was written; its body is empty then."""
+
+
+def row_check(tick_id: int, run: str, stamp_ns: int, body: str) -> int:
+    """A row's check sum: SQLite finds broken pages, not bytes that changed inside one."""
+    return zlib.crc32(f"{tick_id}|{run}|{stamp_ns}|{body}".encode())
 
 
 def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: int = 0) -> list[Tick]:
@@ -46,16 +56,55 @@ def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: in
     """
     where = "id > ?" + (" AND acted" if acted_only else "")
     query = f"SELECT * FROM ticks WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608  # no outside text in it
+    with _reading(path) as connection:
+        rows = connection.execute(query, (after_id, limit)).fetchall()
+    return [_tick(row) for row in reversed(rows)]
+
+
+def read_tick(path: Path, tick_id: int) -> Tick | None:
+    """One tick by its id, None if the journal does not hold it (any more). Raises JournalError as above."""
+    ticks = read_ticks_between(path, tick_id, tick_id)
+    return next(ticks, None)
+
+
+def read_ticks_between(path: Path, first: int, last: int | None = None) -> Iterator[Tick]:
+    """Ticks by id, both ends included, oldest first, read as they are taken. Raises JournalError as above."""
+    with _reading(path) as connection:
+        query = "SELECT * FROM ticks WHERE id BETWEEN ? AND ? ORDER BY id"
+        for row in connection.execute(query, (min(first, _LARGEST_ID), min(last or _LARGEST_ID, _LARGEST_ID))):
+            yield _tick(row)
+
+
+def read_runs(path: Path) -> dict[str, Any]:
+    """What the journal keeps of every run, by the run's name. Raises JournalError as above."""
+    with _reading(path) as connection:
+        rows = connection.execute("SELECT run, config FROM runs").fetchall()
+    runs = {}
+    for run, text in rows:
+        with contextlib.suppress(ValueError):
+            runs[run] = json.loads(text)
+    return runs
+
+
+def _tick(row: tuple[Any, ...]) -> Tick:
+    tick_id, run, wall_s, stamp_ns, acted, body, effect, *check = row
+    # Rows of the first version have no check sum.
+    damaged = "" if not check or check[0] in {None, row_check(tick_id, run, stamp_ns, body)} else "check sum differs"
+    try:
+        read, measured = json.loads(body), effect and json.loads(effect)
+    except ValueError as error:
+        damaged, read, measured = damaged or f"not JSON: {error}", {}, None
+    return Tick(tick_id, run, wall_s, stamp_ns, bool(acted), {} if damaged else read, measured, damaged)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         path.stat()  # SQLite would only say that it is unable to open the file
         with _connect(path, read_only=True) as connection:
-            rows = connection.execute(query, (after_id, limit)).fetchall()
+            yield connection
     except (sqlite3.Error, OSError) as error:
         raise JournalError(f"journal {path}: {getattr(error, 'strerror', None) or error}") from error
-    return [
-        Tick(row[0], row[1], row[2], row[3], bool(row[4]), json.loads(row[5]), row[6] and json.loads(row[6]))
-        for row in reversed(rows)
-    ]
 
 
 def default_journal(environment: Mapping[str, str], uid: int) -> Path:
@@ -102,14 +151,18 @@ def _check_file(path: Path) -> None:
         os.close(handle)
 
 
-def prune_file(path: Path, max_rows: int, max_bytes: int) -> int:
+def prune_file(path: Path, max_rows: int, max_bytes: int, keep_run: str = "") -> int:
     """Delete oldest rows until both bounds hold; half the rows are kept for decisions. Returns rows deleted.
+
+    ``keep_run``: the run that is going on, which may have no tick yet.
+
 
     Works on a connection of its own in small transactions, so that the control loop never waits long for it.
     """
     deleted = 0
     with contextlib.suppress(sqlite3.Error), _connect(path) as connection:
         deleted = _prune_rows(connection, max_rows) + _prune_bytes(connection, max_bytes)
+        _prune_runs(connection, keep_run)
         connection.executescript("PRAGMA incremental_vacuum")  # as a script: execute() would free one page only
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     return deleted
@@ -148,6 +201,12 @@ def _prune_bytes(connection: sqlite3.Connection, max_bytes: int) -> int:
         connection.execute(_DELETE_OLDEST, (batch,))
         deleted += batch
     return deleted
+
+
+def _prune_runs(connection: sqlite3.Connection, keep_run: str) -> None:
+    """Drop runs that no tick is left of, once there are many: finding them reads the whole table."""
+    if connection.execute("SELECT count(*) FROM runs").fetchone()[0] > _MANY_RUNS:
+        connection.execute("DELETE FROM runs WHERE run NOT IN (SELECT run FROM ticks) AND run != ?", (keep_run,))
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from autotune.collector import Health
+from autotune.deliberation import Minds, States, Thought, made, think
 from autotune.journal_file import Tick
+from autotune.leaving import restore_engine
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
+from autotune.rivals import Rivals
 from autotune.ticker import Ticker
+from engine.tunables import TunableValue
 from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
-from policies.base import Decision, Policy, PolicyState
-from policies.guard import Guard, GuardContext, GuardState, Verdict
-from policies.guards import made, quality_status
+from policies.base import Decision, Policy
+from policies.guard import Verdict
+from policies.guards import quality_status
 
 _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
@@ -33,9 +37,9 @@ _MEMORY: Final = "loop"
 class _Memory:
     """What the loop carries from tick to tick; journalled, and restored after a restart."""
 
-    policy_state: PolicyState
-    guard_state: GuardState
+    states: States
     instance: str | None = None  # the engine that the policy's state is about
+    replaced: dict[str, TunableValue] = field(default_factory=dict)  # what its own changes replaced, by knob
 
 
 class Loop:
@@ -56,12 +60,13 @@ class Loop:
         self.parts = parts
         self.settings = settings
         self.reporter = Reporter(parts)
-        self._run, self._boot = run, boot
+        self.run_id, self._boot = run, boot
         self._before_turn = before_turn or (lambda: None)
         now_ns = parts.clock.now_ns()
         self._polls = Ticker(settings.poll_s, now_ns)
         self._ticks = Ticker(settings.tick_s, now_ns)
-        self._memory = _Memory(parts.policy.initial_state(), parts.guard.initial_state())
+        self._memory = _Memory(parts.minds.initial_states())
+        self._rivals = Rivals()
         self._stopping = False
         self._turned_ns = now_ns
         self._problem = ""
@@ -94,7 +99,7 @@ class Loop:
         limit_ns = max(10.0, 3 * self.settings.tick_s) * 1e9
         return self.parts.clock.now_ns() - self._turned_ns < limit_ns
 
-    def configure(self, settings: Settings, *, env: LiveEngine, policy: Policy, guard: Guard) -> None:
+    def configure(self, settings: Settings, *, env: LiveEngine, minds: Minds) -> None:
         """Take new settings and parts between two ticks; a new policy starts with a state of its own."""
         parts, now_ns = self.parts, self.parts.clock.now_ns()
         self._polls.set_period(settings.poll_s, now_ns)
@@ -103,21 +108,33 @@ class Loop:
         parts.actuator.mode = settings.mode
         if env is not parts.env:
             env.reset()
-        if policy is not parts.policy:
-            self._memory.policy_state = policy.initial_state()
-        parts.env, parts.policy, parts.guard = env, policy, guard
+        if minds.policy is not parts.minds.policy:
+            self._forget_policy(minds.policy)
+        parts.env, parts.minds = env, minds
         self.settings = settings
 
-    def restore(self) -> bool:
-        """Go on where the journal's last run stopped; False when it was in another boot or had another policy.
+    def set_mode(self, mode: str) -> None:
+        """Take another mode from the next tick on."""
+        self.settings.mode = self.parts.actuator.mode = mode
 
-        Monotonic times mean nothing after another boot. Policy and guard replace what they cannot use.
+    def restore(self) -> bool:
+        """Go on where the journal's last run stopped; False when that was in another boot.
+
+        Monotonic times mean nothing after another boot. Another policy starts with a state of its own.
         """
         kept = self.parts.journal.recall(_MEMORY)
-        if not isinstance(kept, dict) or (kept.get("boot"), kept.get("name")) != (self._boot, self.parts.policy.name):
+        if not isinstance(kept, dict) or kept.get("boot") != self._boot:
             return False
-        self._memory = _Memory(dict(kept["policy"]), dict(kept["guard"]), kept["instance"])
+        # A version without effects kept no state of their watch; each replaces what it cannot use.
+        fresh = self.parts.minds.initial_states()
+        policy = dict(kept["policy"]) if kept.get("name") == self.parts.minds.policy.name else fresh.policy
+        states = States(policy, dict(kept["guard"]), dict(kept.get("watch") or {}))
+        self._memory = _Memory(states, kept["instance"], dict(kept.get("replaced") or {}))
         return True
+
+    def restore_engine(self) -> None:
+        """Set every knob that is still as the daemon left it to what its first change replaced; tell and journal it."""
+        restore_engine(self.parts, self.reporter, self._memory.replaced, run=self.run_id, mode=self.settings.mode)
 
     def _tick(self) -> None:
         parts = self.parts
@@ -134,22 +151,26 @@ class Loop:
             acted, body = False, {"scenario": "tick_error", "reason": self._problem}
         memory = self._memory
         parts.journal.append(
-            Tick(tick, self._run, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
+            Tick(tick, self.run_id, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
             _MEMORY,
             {
                 "boot": self._boot,
-                "name": parts.policy.name,
-                "policy": memory.policy_state,
-                "guard": memory.guard_state,
+                "name": parts.minds.policy.name,
+                "policy": memory.states.policy,
+                "guard": memory.states.guard,
+                "watch": memory.states.watch,
                 "instance": memory.instance,
+                "replaced": memory.replaced,
             },
         )
+        barred = {what: text for what, (_, text) in parts.minds.watch.barred(memory.states.watch).items()}
         self.reporter.publish(
             self.settings,
             ticks=self.ticks,
             missed_ticks=self._ticks.missed,
             problem=self._problem,
-            quality=quality_status(parts.guard, memory.guard_state),
+            barred=barred,
+            quality=quality_status(parts.minds.guard, memory.states.guard),
         )
 
     def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
@@ -163,18 +184,21 @@ class Loop:
         observation: Observation = info["observation"]
         self._notice_instance(observation.instance)
         others = self.reporter.other_writers(tick)
+        for record in others:  # what a person has set is what the daemon's next change replaces
+            memory.replaced.pop(record.knob, None)
         self.reporter.effects(observation)
         writers = parts.actuator.writers()
+        view, now_ns = parts.actuator.view, parts.clock.now_ns()
+        rival = "" if view is None else self._rivals.objection(view["instance"], writers, now_ns)
         health = parts.collector.health
         body: dict[str, Any] = {
             "health": health,
             "mode": self.settings.mode,
-            "policy": parts.policy.name,
+            "policy": parts.minds.policy.name,
             "observation": observation.to_json(),
             "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
             "charge": [info["charge"].tokens, info["charge"].loss],
-            "policy_state": memory.policy_state,
-            "guard_state": memory.guard_state,
+            **memory.states.to_json(),
             "reward": reward,
             "overrides_begun": [record.to_json() for record in others],
         }
@@ -182,23 +206,31 @@ class Loop:
             problem = parts.collector.problem or parts.actuator.last_error
             reason = f"holding: engine {health} {problem}".rstrip()
             return bool(others), {**body, "scenario": f"engine_{health}", "reason": reason}
-        decision = self._decide(observation)
-        context = GuardContext(observation, writers, charge=info["charge"])
-        verdict, guard_state = parts.guard.check(decision.change, context, memory.guard_state)
-        final = made(decision, verdict)
-        result = self._act(final, verdict)
+        if rival:
+            self._problem = rival
+            return bool(others), {**body, "scenario": "other_daemon", "reason": f"holding: {rival}"}
+        thought = think(parts.minds, observation, writers, memory.states, info["charge"])
+        self._notice_error(thought)
+        decision, verdict, before = thought.final, thought.verdict, memory.states
+        result = self._act(decision, verdict)
+        if result is not None and verdict.change is not None:
+            self._rivals.wrote(verdict.change, result)
+        kept = thought.to_json()
+        if result is not None and result.took_effect and result.change is not None:
+            thought = made(parts.minds, thought, result.change, tick, observation)
+            memory.replaced.setdefault(result.change.knob, observation.tunables[result.change.knob])
+        memory.states = thought.states
         if result is not None and result.status in _NOT_MADE:
-            guard_state = {**memory.guard_state, "quality": guard_state["quality"]}
-        memory.guard_state = guard_state
-        record = self.reporter.decision(tick, observation, final, verdict, result, self.settings)
-        return record is not None or bool(others), {
+            # What has been generated is paid for, whatever became of the change.
+            guard = {**before.guard, "quality": thought.states.guard["quality"]}
+            memory.states = replace(memory.states, guard=guard)
+        self.reporter.judged(thought.judged)
+        told = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
+        return told is not None or bool(others), {
             **body,
-            "scenario": decision.scenario,
-            "reason": decision.reason,
-            "proposal": None if decision.change is None else [decision.change.knob, decision.change.value],
-            "verdict": [verdict.code, verdict.text],
+            **kept,
             "written": None if result is None else [result.status, result.why, result.revision],
-            "decision": None if record is None else record.to_json(),
+            "decision": None if told is None else told.to_json(),
         }
 
     def _notice_instance(self, instance: str | None) -> None:
@@ -207,20 +239,19 @@ class Loop:
             return
         if memory.instance not in {None, instance}:
             # What a policy remembered of another instance says nothing about this one.
-            memory.policy_state = self.parts.policy.initial_state()
+            self._forget_policy(self.parts.minds.policy)
+            memory.replaced = {}
         memory.instance = instance
 
-    def _decide(self, observation: Observation) -> Decision:
-        policy, memory = self.parts.policy, self._memory
-        try:
-            decision, memory.policy_state = policy.decide(observation, memory.policy_state)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the answer is to leave the engine alone
-            self.parts.metrics.policy_errors.inc()
-            _LOG.exception("policy %s failed; nothing is changed", policy.name)
-            memory.policy_state = policy.initial_state()
-            self._problem = f"policy {policy.name} failed: {error!r}"
-            return Decision(None, "policy_error", self._problem)
-        return decision
+    def _forget_policy(self, policy: Policy) -> None:
+        self._memory.states = replace(self._memory.states, policy=policy.initial_state())
+
+    def _notice_error(self, thought: Thought) -> None:
+        if thought.error is None:
+            return
+        self.parts.metrics.policy_errors.inc()
+        _LOG.error("policy %s failed; nothing is changed", self.parts.minds.policy.name, exc_info=thought.error)
+        self._problem = thought.decision.reason
 
     def _act(self, decision: Decision, verdict: Verdict) -> ApplyResult | None:
         if verdict.change is None:

@@ -22,6 +22,7 @@ from engine.stats import HISTOGRAM_BUCKETS, EngineStats, Histogram
 from engine.tunables import TUNABLES
 from envs.window import StatsWindow, ratio
 from policies.choice import Choice
+from policies.judgement import Outcome
 
 MODES: Final = ("active", "advise", "off")
 WRITERS: Final = ("autotune", "operator", "startup", "other")
@@ -67,6 +68,14 @@ class DaemonMetrics:
             "autotune_policy_errors", "Ticks at which the policy failed and nothing was done.", registry=registry
         )
         self.tick_errors = Counter("autotune_tick_errors", "Ticks that failed as a whole.", registry=registry)
+        self.judged_changes = Counter(
+            "autotune_judged_changes",
+            "Changes by what they did: met, short, missed, unclear.",
+            ["outcome"],
+            registry=registry,
+        )
+        for judged in Outcome:
+            self.judged_changes.labels(str(judged))
         self.reloads = Counter("autotune_reloads", "Configuration reloads.", ["outcome"], registry=registry)
         for outcome in ("applied", "rejected"):
             self.reloads.labels(outcome)

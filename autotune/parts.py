@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from autotune.actuator import Actuator
 from autotune.collector import Collector
 from autotune.decisions import DecisionLog
+from autotune.deliberation import Minds
 from autotune.journal import Journal
 from autotune.metrics import DaemonMetrics
 from autotune.ticker import Waiter
 from engine.clock import Clock
 from envs.live import LiveEngine
-from policies.base import Policy
-from policies.guard import Guard
 
 
 @dataclass
@@ -32,15 +31,14 @@ class Settings:
 
 @dataclass
 class Parts:
-    """What the loop drives. ``env``, ``policy`` and ``guard`` may be replaced between two ticks."""
+    """What the loop drives. ``env`` and ``minds`` may be replaced between two ticks."""
 
     clock: Clock
     waiter: Waiter
     actuator: Actuator
     collector: Collector
     env: LiveEngine
-    policy: Policy
-    guard: Guard
+    minds: Minds
     journal: Journal
     decisions: DecisionLog
     metrics: DaemonMetrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from autotune.decisions import DecisionRecord
 from autotune.effects import PendingEffects
 from autotune.metrics import Snapshot
 from autotune.parts import Parts, Settings
-from autotune.writers import OWN_WRITER
+from autotune.writers import OWN_WRITER, named
 from engine.tunables import TunableValue
 from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation
@@ -20,6 +21,7 @@ from envs.window import StatsWindow
 from policies.base import Decision
 from policies.choice import choice_of
 from policies.guard import Verdict, Writer
+from policies.rollback import Judgement
 
 _LOG: Final = logging.getLogger("autotune.decisions")
 
@@ -42,6 +44,14 @@ class Reporter:
         for tick, effect in self._pending.due(observation):
             self._parts.journal.set_effect(tick, effect)
             self._parts.decisions.set_effect(tick, effect)
+
+    def judged(self, judgements: Sequence[Judgement]) -> None:
+        """Add to earlier decisions whether they did what was expected."""
+        for judgement in judgements:
+            self._parts.journal.set_outcome(judgement.tick, str(judgement.outcome), judgement.why)
+            self._parts.decisions.set_effect(judgement.tick, judgement.to_json())
+            self._parts.metrics.judged_changes.labels(str(judgement.outcome)).inc()
+            _LOG.info("[%d] %s: %s", judgement.tick, judgement.outcome, judgement.why)
 
     def decision(
         self,
@@ -82,6 +92,17 @@ class Reporter:
             self._pending.add(tick, observation, settings.window_s)
         return record
 
+    def at_exit(
+        self, tick: int, knob: str, old: TunableValue | None, new: TunableValue, result: ApplyResult
+    ) -> DecisionRecord:
+        """Tell of a knob that is set back because the daemon stops."""
+        record = DecisionRecord(
+            tick, self._parts.clock.wall_s(), knob, old, new, "exit", self._parts.actuator.reason, OWN_WRITER,
+            str(result.status), result.why,
+        )  # fmt: skip
+        self._show(record)
+        return record
+
     def other_writers(self, tick: int) -> list[DecisionRecord]:
         """Tell once about every write by somebody else. The first look only learns what is there."""
         view = self._parts.actuator.view
@@ -91,6 +112,8 @@ class Reporter:
         seen, self._seen_writers = self._seen_writers, writers
         values, self._seen_values = self._seen_values, dict(view["desired"])
         records = []
+        for knob in (seen or {}).keys() - writers.keys():
+            _LOG.info("%s is the daemon's again", knob)
         for knob, writer in writers.items():
             if seen is None or seen.get(knob) == writer or writer.writer == OWN_WRITER:
                 continue
@@ -104,7 +127,7 @@ class Reporter:
                 reason=writer.reason,
                 writer=writer.writer,
                 verdict="applied",
-                why=f"set by {writer.writer}; left alone until `autotune release {knob}`",
+                why=f"set by {self._named(writer)}; left alone until `autotune release {knob}`",
             )
             self._parts.metrics.count_decision(knob, record.new, "override", writer.writer, "applied")
             self._show(record)
@@ -112,17 +135,24 @@ class Reporter:
         return records
 
     def publish(
-        self, settings: Settings, *, ticks: int, missed_ticks: int, problem: str, quality: dict[str, Any]
+        self,
+        settings: Settings,
+        *,
+        ticks: int,
+        missed_ticks: int,
+        problem: str,
+        barred: Mapping[str, str],
+        quality: dict[str, Any],
     ) -> None:
         """Give the other threads a new picture; ``problem`` is what went wrong in the loop itself, if anything,
-        ``quality`` how the quality budget stands.
+        ``barred`` what is not tried at present after a rollback, with why, ``quality`` how the quality budget stands.
         """
         parts = self._parts
         health, overrides = parts.collector.health, parts.actuator.overrides()
         age_s = math.nan
         if self._last_written_ns is not None:
             age_s = (parts.clock.now_ns() - self._last_written_ns) / 1e9
-        latest, choice = parts.collector.latest, choice_of(parts.policy)
+        latest, choice = parts.collector.latest, choice_of(parts.minds.policy)
         parts.metrics.snapshot = Snapshot(
             health=health,
             mode=settings.mode,
@@ -132,7 +162,7 @@ class Reporter:
             tbt_target_s=settings.tbt_target_s,
             overridden=frozenset(overrides),
             seconds_since_change=age_s,
-            policy=parts.policy.name,
+            policy=parts.minds.policy.name,
             choice=choice,
             ticks=ticks,
             missed_ticks=missed_ticks,
@@ -145,11 +175,12 @@ class Reporter:
             "engine": health,
             "problem": parts.collector.problem or parts.actuator.last_error or problem,
             "mode": settings.mode,
-            "policy": parts.policy.name,
+            "policy": parts.minds.policy.name,
             "policy_choice": None if choice is None else choice.to_json(),
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
-            "overrides": {knob: f"{writer.writer}: {writer.reason}" for knob, writer in overrides.items()},
+            "overrides": {knob: f"{self._named(writer)}: {writer.reason}" for knob, writer in overrides.items()},
+            "barred": dict(barred),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
             "quality": quality,
@@ -158,6 +189,9 @@ class Reporter:
             "seconds_since_change": age_s,
             "journal": {"path": str(parts.journal.path), "last_error": parts.journal.counters.last_error},
         }
+
+    def _named(self, writer: Writer) -> str:
+        return named(writer.writer, self._parts.clock.now_ns())
 
     def _show(self, record: DecisionRecord) -> None:
         self._parts.decisions.append(record)

@@ -107,6 +107,35 @@ class RatesByCost(Section):
     background: Rate = Rate(changes=12)
 
 
+class EffectsSection(Section):
+    """What follows a change: it is judged one window later, taken back if it missed, and not tried again as long as the
+    load is the same.
+    """
+
+    rollback: bool = Field(default=True, description="Take back what missed; false only tells.")
+    tolerance: float = Field(
+        default=0.25, ge=0, le=10, description="A tail over target counts if worse than before and predicted by this."
+    )
+    cool_down_s: float = Field(default=60, ge=0, le=86400, description="How long a knob stays after a rollback.")
+    differs: float = Field(
+        default=0.3,
+        gt=0,
+        le=10,
+        description="Arrivals, KV demand or lengths that differ by this share make another load.",
+    )
+    canary: tuple[str, ...] = Field(
+        default=(), description="Knobs whose coarse changes begin with one step that is judged first."
+    )
+
+    @field_validator("canary")
+    @classmethod
+    def _known_knobs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [knob for knob in value if knob not in TUNABLES]
+        if unknown:
+            raise ValueError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}")
+        return value
+
+
 class GuardSection(Section):
     """What the guard enforces on every proposal, whoever made it."""
 
@@ -122,6 +151,7 @@ class GuardSection(Section):
     native_fits: float = Field(
         default=0.95, gt=0, le=16, description="No return to native above this share of the pool in native demand."
     )
+    effects: EffectsSection = EffectsSection()
 
     @field_validator("knob_dwell_s")
     @classmethod
@@ -168,11 +198,18 @@ class JournalSection(Section):
 
 
 class AdminSection(Section):
-    """HTTP for metrics and decisions; no authentication, therefore loopback unless told otherwise."""
+    """HTTP for metrics and decisions, readable without authentication, therefore on loopback unless told otherwise;
+    what changes anything needs the token.
+    """
 
     enabled: bool = Field(default=True, json_schema_extra=RESTART)
     host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=RESTART)
     port: int = Field(default=9466, ge=0, le=65535, description="0 takes a free one.", json_schema_extra=RESTART)
+    token_file: Path | None = Field(
+        default=None,
+        description="Secret that `autotune mode` and `reload` need; made beside the journal if absent.",
+        json_schema_extra=RESTART,
+    )
 
 
 class HousekeepingSection(Section):
@@ -189,6 +226,10 @@ class Config(Section):
     window_s: float = Field(default=10, gt=0, le=3600, description="Seconds over which load and latency are judged.")
     long_window_s: float = Field(default=60, gt=0, le=86400, description="Seconds for lengths and outcomes.")
     tick_s: float = Field(default=1, ge=0.05, le=600, description="Seconds between two decisions.")
+    on_exit: Literal["leave", "restore"] = Field(
+        default="leave",
+        description="When the daemon is stopped: leave the engine's settings, or restore what its changes replaced.",
+    )
     engine: EngineSection = EngineSection()
     targets: TargetsSection = TargetsSection()
     policy: PolicySection = PolicySection()

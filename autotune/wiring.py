@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from autotune.actuator import Actuator
 from autotune.collector import Collector
 from autotune.config import Config, ConfigError
 from autotune.decisions import DecisionLog
+from autotune.deliberation import Minds
 from autotune.journal import Journal
 from autotune.journal_file import default_journal
 from autotune.metrics import DaemonMetrics
@@ -25,14 +25,19 @@ from engine.control_client import ControlClient
 from engine.paths import default_control_socket
 from engine.tunables import CostClass
 from envs.live import LiveEngine
+from envs.port import Change
 from envs.profile import Profile, ProfileError, read_profile
 from envs.reward import Objective, RewardWeights
 from envs.signals import Targets
+from envs.spaces import Observation
 from policies.base import Policy
 from policies.guard import Guard, GuardConfig, RateLimit, native_fits
 from policies.guards import guard_for
+from policies.judgement import JudgeConfig
+from policies.predicted_effect import predicted_effect
 from policies.predictor_choice import PredictorConfig
-from policies.predictor_of import predictor_of
+from policies.predictor_of import effect_model_of, predictor_of
+from policies.rollback import EffectWatch, WatchConfig
 from policies.rules import RuleError, RuleSet, load_rules
 from policies.threshold import ThresholdPolicy
 
@@ -50,7 +55,7 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Pol
 
     ``clock``: holds a learned policy to its time limit; None for no limit.
     """
-    section, targets = config.policy, config.targets
+    section = config.policy
     by_rules = ThresholdPolicy(rules)
     if section.use == "auto":
         return _auto(section, by_rules, clock)
@@ -61,7 +66,7 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Pol
     try:
         return predictor_of(
             read_profile(section.profile),
-            Targets(targets.ttft_s, targets.tbt_s, targets.quantile),
+            _targets(config),
             PredictorConfig(quality_budget=section.quality_budget),
         )
     except (ProfileError, ValueError) as error:
@@ -136,16 +141,54 @@ def _profile(config: Config) -> Profile | None:
         raise ConfigError([f"policy.profile: {error}"]) from error
 
 
+def minds_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Minds:
+    """Policy, guard and effect watch. Raises ConfigError for a profile or a policy that cannot be used."""
+    return Minds(policy_of(config, rules, clock), guard_of(config), watch_of(config))
+
+
+def watch_of(config: Config) -> EffectWatch:
+    """Looks after changes; it predicts their effects where the configuration names a profile.
+
+    Raises ConfigError for one that cannot be used.
+    """
+    section, targets, profile = config.guard.effects, _targets(config), _profile(config)
+    settings = WatchConfig(
+        JudgeConfig(targets, section.tolerance),
+        window_s=config.window_s,
+        cool_down_s=section.cool_down_s,
+        differs=section.differs,
+        canary=section.canary,
+        rolls_back=section.rollback,
+    )
+    if profile is None:
+        return EffectWatch(settings)
+    try:
+        model = effect_model_of(profile, targets)
+    except ValueError as error:
+        raise ConfigError([f"policy.profile: {error}"]) from error
+
+    def predict(change: Change, observation: Observation) -> tuple[dict[str, float], float] | None:
+        effect = predicted_effect(model, change, observation, window_s=config.window_s)
+        return None if effect is None else (effect.after, effect.ready_s)
+
+    return EffectWatch(settings, predict)
+
+
+def _targets(config: Config) -> Targets:
+    targets = config.targets
+    return Targets(targets.ttft_s, targets.tbt_s, targets.quantile)
+
+
 def env_of(config: Config, actuator: Actuator, clock: Clock) -> LiveEngine:
     """An environment over the actuator, in which knobs that somebody else owns are held."""
-    targets, profile = config.targets, _profile(config)
+    profile = _profile(config)
 
     def held() -> Collection[str]:
         return actuator.overrides()
 
     return LiveEngine(
         actuator,
-        targets=Targets(targets.ttft_s, targets.tbt_s, targets.quantile),
+        targets=_targets(config),
         weights=RewardWeights(Objective(config.objective)),
         quality=None if profile is None else profile.quality_table(),
         short_s=config.window_s,
@@ -174,7 +217,7 @@ def build_parts(
     ConfigError for a profile that cannot be used.
     """
     latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
-    actuator = Actuator(control, mode=config.mode, latest=latest)
+    actuator = Actuator(control, mode=config.mode, latest=latest, now_ns=clock.now_ns)
     collector = Collector(actuator.poll, clock, long_s=config.long_window_s, stale_after_s=config.engine.stale_after_s)
     return Parts(
         clock=clock,
@@ -182,35 +225,8 @@ def build_parts(
         actuator=actuator,
         collector=collector,
         env=env_of(config, actuator, clock),
-        policy=policy_of(config, rules, clock),
-        guard=guard_of(config),
+        minds=minds_of(config, rules, clock),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),
         metrics=DaemonMetrics(registry),
     )
-
-
-def run_document(config: Config, rules: RuleSet) -> str:
-    """What the journal keeps of a run, so that its ticks can be replayed: configuration and rules, as JSON."""
-    return json.dumps({"config": config.model_dump(mode="json"), "rules": rules_document(rules)})
-
-
-def rules_document(rules: RuleSet) -> dict[str, Any]:
-    """The rules as JSON-able values, conditions as their text."""
-    return {
-        "name": rules.name,
-        "dwell_s": rules.dwell_s,
-        "otherwise": dict(rules.otherwise),
-        "rules": [
-            {
-                "name": rule.name,
-                "priority": rule.priority,
-                "when": rule.when.text,
-                "for_s": rule.for_s,
-                "release": None if rule.release is None else rule.release.text,
-                "release_for_s": rule.release_for_s,
-                "set": dict(rule.sets),
-            }
-            for rule in rules.rules
-        ],
-    }

@@ -37,6 +37,9 @@ class VerdictCode(StrEnum):
     DWELL = "dwell"  # the knob was moved too recently
     RATE_LIMIT = "rate_limit"  # too many changes of its cost class lately
     INFEASIBLE = "infeasible"  # the state cannot be reached or held
+    FAILED_BEFORE = "failed_before"  # rolled back under the same load
+    COOL_DOWN = "cool_down"  # its knob was rolled back too recently
+    CANARY = "canary"  # a first step of its knob has not been judged yet
     OVER_BUDGET = "over_budget"  # it may lose more quality than the budget bears, or nobody knows how much
     HANDED_BACK = "handed_back"  # no verdict on the proposal: the guard's own change, for the quality budget
 
@@ -77,12 +80,16 @@ class GuardContext:
     ``writers``: by knob; one that nobody wrote since the engine started is missing. ``released``: knobs that the
     operator has given back, with the revision of the write that is thereby forgiven. ``charge``: what was generated
     since the last tick and what it loses, for the quality budget; without it nothing is earned and nothing spent.
+    ``barred``: by knob or by ``knob=value``, what :mod:`policies.rollback` objects to. ``is_rollback``: the proposal
+    takes back a change that missed, so it need not wait for its knob to have dwelt.
     """
 
     observation: Observation
     writers: Mapping[str, Writer] = field(default_factory=dict)
     released: Mapping[str, int] = field(default_factory=dict)
     charge: Charge | None = None
+    barred: Mapping[str, tuple[VerdictCode, str]] = field(default_factory=dict)
+    is_rollback: bool = False
 
 
 Feasibility = Callable[[Change, Observation], str | None]
@@ -215,7 +222,9 @@ class Guard:
             if knob not in in_force or self._untimely(TUNABLES[knob], context, state) is not None:
                 continue
             for change in changes:
-                if in_force[knob] == change.value or (knob in asked and self._not_taken(change, context, state)):
+                if in_force[knob] == change.value or str(change) in context.barred:
+                    continue
+                if knob in asked and self._not_taken(change, context, state):
                     continue
                 if self._cannot(change, context, state) is None:
                     found.append(change)
@@ -271,6 +280,8 @@ class Guard:
         objection = self._untimely(tunable, context, state) or self._not_taken(change, context, state)
         if objection is not None:
             return objection
+        if str(change) in context.barred:
+            return Verdict(*context.barred[str(change)])
         objection = self._cannot(change, context, state)
         if objection is not None:
             return objection
@@ -327,10 +338,12 @@ class Guard:
             because = f" ({writer.reason})" if writer.reason else ""
             text = f"{knob}: set by {writer.writer}{because} at revision {writer.revision}; left alone until released"
             return Verdict(VerdictCode.OVERRIDE, text)
+        if knob in context.barred and not context.is_rollback:
+            return Verdict(*context.barred[knob])
         now_ns, kind = observation.stamp_ns, tunable.cost_class
         asked = state["asked"].get(knob)
         dwell_s = config.knob_dwell_s.get(knob, config.dwell_s.get(kind, 0.0))
-        if asked is not None and now_ns - asked[1] < round(dwell_s * 1e9):
+        if asked is not None and now_ns - asked[1] < round(dwell_s * 1e9) and not context.is_rollback:
             age_s = (now_ns - asked[1]) / 1e9
             return Verdict(VerdictCode.DWELL, f"{knob}: moved {age_s:.1f} s ago, stays for {dwell_s:g} s")
         limit = config.rates.get(kind)

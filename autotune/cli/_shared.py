@@ -52,6 +52,20 @@ ControlOption = Annotated[
         parser=given_path,
     ),
 ]
+JournalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--journal",
+        metavar="FILE",
+        help="Journal; the configuration's or the default one if absent.",
+        show_default=False,
+        parser=given_path,
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path),
+]
 _MAX_ERROR_CHARS = 2000
 
 
@@ -105,6 +119,32 @@ def connect(control: Path | None, timeout_s: float = 5.0) -> ControlClient:
     from engine.control_client import ControlClient  # noqa: PLC0415
 
     return ControlClient(control or default_control_socket(), timeout_s=timeout_s)
+
+
+def journal_path(journal: Path | None, config: Path | None) -> Path:
+    """The journal that is meant: the one named, the configuration's, or the default one."""
+    from autotune.config import ConfigError, load_config  # noqa: PLC0415
+    from autotune.journal_file import default_journal  # noqa: PLC0415
+
+    if journal is not None:
+        return journal
+    named = None
+    if config is not None:
+        try:
+            named = load_config(config).journal.path
+        except ConfigError as error:
+            raise CliError(str(error)) from error
+    return named or default_journal(os.environ, os.geteuid())
+
+
+def tick_range(text: str) -> tuple[int, int | None]:
+    """``""``, ``"120"`` or ``"120-180"`` as the first tick and the last one, None for no end."""
+    first, dash, last = text.partition("-")
+    if not text:
+        return 1, None
+    if not first.isdecimal() or (dash and not last.isdecimal()) or len(text) > 40:
+        raise CliError(f"{text!r}: give a tick such as 120, or a range such as 120-180", 2)
+    return int(first), int(last) if dash else int(first)
 
 
 def operator() -> str:

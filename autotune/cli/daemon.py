@@ -45,6 +45,7 @@ def _build(config_path: Path | None, control: Path | None) -> Daemon:
     from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: PLC0415
 
     from autotune.admin import AdminError  # noqa: PLC0415
+    from autotune.admin_token import TokenError  # noqa: PLC0415
     from autotune.config import Config, ConfigError, load_config  # noqa: PLC0415
     from autotune.daemon import Daemon, Surroundings  # noqa: PLC0415
     from autotune.journal_file import JournalError  # noqa: PLC0415
@@ -70,7 +71,7 @@ def _build(config_path: Path | None, control: Path | None) -> Daemon:
         )
         around = Surroundings(clock, registry, os.environ, os.getpid(), _boot_id())
         return Daemon(config_path, config, rules, parts, around)
-    except (ConfigError, JournalError, AdminError) as error:
+    except (ConfigError, JournalError, AdminError, TokenError) as error:
         raise CliError(str(error)) from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
 from engine.text import one_line
 
 if TYPE_CHECKING:
     from autotune.journal_file import Tick
 
 _FOLLOW_S = 0.5
+_MOST_WAITED_FOR = 50  # a daemon that died never tells the effect of its last changes
 _SHOWN_EFFECTS = (
     ("ttft_tail_s", "TTFT tail", "s"),
     ("tbt_tail_s", "TBT tail", "s"),
@@ -33,22 +33,12 @@ def register(app: typer.Typer) -> None:
 def decisions(
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=100_000, help="How many, the newest.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones until Ctrl-C.")] = False,
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Journal; the configuration's or the default one if absent.", parser=given_path
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path
-        ),
-    ] = None,
+    journal: JournalOption = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """Show the daemon's recent decisions with their reasons and measured effects, oldest first."""
-    path = journal or _journal_of(config)
+    path = journal_path(journal, config)
     ticks = _read(path, number, 0)
     unmeasured = _show(ticks, as_json=as_json)
     last = max((tick.id for tick in ticks), default=0)
@@ -69,25 +59,13 @@ def _show(
         if is_new:
             for row in _rows(tick):
                 typer.echo(json.dumps({**row, "effect": tick.effect}) if as_json else _line(row))
-        if tick.effect is None:
+        is_waited_for = tick.id in unmeasured
+        if tick.effect is None or (is_waited_for and not {"outcome", "unknown"} & set(tick.effect)):
             if _took_effect(tick) and (is_new or tick.id in unmeasured):
                 waiting.add(tick.id)
         elif not as_json and (is_new or tick.id in unmeasured):
             typer.echo(_effect_line(tick.id, tick.effect))
-    return frozenset(waiting)
-
-
-def _journal_of(config: Path | None) -> Path:
-    from autotune.config import ConfigError, load_config  # noqa: PLC0415
-    from autotune.journal_file import default_journal  # noqa: PLC0415
-
-    named = None
-    if config is not None:
-        try:
-            named = load_config(config).journal.path
-        except ConfigError as error:
-            raise CliError(str(error)) from error
-    return named or default_journal(os.environ, os.geteuid())
+    return frozenset(sorted(waiting)[-_MOST_WAITED_FOR:])
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
@@ -101,7 +79,7 @@ def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:
     own = tick.body.get("decision")
-    return [*tick.body.get("overrides_begun", []), *([own] if own else [])]
+    return [*tick.body.get("overrides_begun", []), *([own] if own else []), *tick.body.get("at_exit", [])]
 
 
 def _took_effect(tick: Tick) -> bool:
@@ -121,12 +99,13 @@ def _effect_line(tick: int, effect: Any) -> str:
         return one_line(f"         [{tick}] effect unknown: {effect['unknown']}")
     parts = []
     for name, label, unit in _SHOWN_EFFECTS:
-        before, after = effect["before"].get(name), effect["after"].get(name)
+        before, after = effect.get("before", {}).get(name), effect.get("after", {}).get(name)
         if before is not None or after is not None:
             parts.append(f"{label} {_figure(before)} -> {_figure(after)} {unit}".rstrip())
     others = effect.get("together_with") or []
     also = f" (together with {', '.join(map(str, others))})" if others else ""
-    return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}", 1000)
+    outcome = f"; {effect['outcome']}" if "outcome" in effect else ""
+    return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}{outcome}", 1000)
 
 
 def _figure(value: float | None) -> str:

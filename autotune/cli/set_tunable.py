@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect, operator
-from autotune.writers import RELEASE_PREFIX
+from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER, pinned_by
 from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
 if TYPE_CHECKING:
-    from engine.control_client import ControlClient, PatchAnswer
+    from engine.control_client import ControlClient, PatchAnswer, TunablesView
+
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
+_UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_PIN_S: Final = 30 * 86400.0
 
 
 def register(app: typer.Typer) -> None:
     app.command("set", short_help="Change knobs of a running engine.")(set_tunable)
     app.command("release", short_help="Give knobs back to the daemon.")(release)
+    app.command("pin", short_help="Change knobs for a while, then give them back.")(pin)
 
 
 def set_tunable(
@@ -40,19 +46,60 @@ def set_tunable(
 
 
 def release(
-    knobs: Annotated[list[str], typer.Argument(metavar="KNOB", help="Knobs that the daemon may move again.")],
+    knobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[KNOB]", help="Knobs that the daemon may move again; all if absent.")
+    ] = None,
     control: ControlOption = None,
 ) -> None:
     """Give knobs back to the daemon. Their values stay until it moves them."""
-    unknown = [knob for knob in knobs if knob not in TUNABLES]
+    unknown = [knob for knob in knobs or () if knob not in TUNABLES]
     if unknown:
         raise CliError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}", 2)
     with connect(control) as client:
         view = client.tunables()
-        same = {knob: view["desired"][knob] for knob in knobs}
+        same = {knob: view["desired"][knob] for knob in knobs or _not_the_daemons(view)}
+        if not same:
+            typer.echo("nothing to give back: the daemon may move every knob")
+            return
         writer = f"{RELEASE_PREFIX}{operator()}"
         answer = _patch(client, same, writer, "given back to the daemon", view["revision"])
     _report(same, answer, "{knob}: given back to the daemon, {value} until it moves it")
+
+
+def pin(
+    changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE", help="What to change, all or nothing.")],
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, like 90s, 30m, 2h or 1d.")],
+    control: ControlOption = None,
+    reason: Annotated[str, typer.Option(help="Kept with the change and shown to whoever asks.")] = "",
+) -> None:
+    """Change knobs of a running engine for a while. The daemon leaves them alone until then, or `autotune release`.
+
+    The engine keeps the pin with the value: it outlives the daemon, and ends with the engine.
+    """
+    from engine.clock import RealClock  # noqa: PLC0415
+
+    wanted, seconds = _parse(changes), _seconds(duration)
+    writer = pinned_by(operator(), RealClock().now_ns() + round(seconds * 1e9))
+    with connect(control) as client:
+        answer = _patch(client, wanted, writer, reason, None)
+    _report(wanted, answer, f"{{knob}}={{value}} for {duration}, then the daemon may move it again")
+
+
+def _seconds(text: str) -> float:
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNIT_S[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST_PIN_S:
+        raise CliError(f"--for {text!r}: write a time like 90s, 30m, 2h or 1d, at most 30d", 2)
+    return seconds
+
+
+def _not_the_daemons(view: TunablesView) -> list[str]:
+    """Knobs that somebody has set and not given back."""
+    return [
+        knob
+        for knob, record in view["writers"].items()
+        if record["writer"] not in {OWN_WRITER, STARTUP_WRITER} and not record["writer"].startswith(RELEASE_PREFIX)
+    ]
 
 
 def _patch(

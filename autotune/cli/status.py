@@ -43,6 +43,8 @@ def status(
         for knob, who in daemon.get("overrides", {}).items():
             text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
             typer.echo("  " + one_line(text))
+        for text in daemon.get("barred", {}).values():
+            typer.echo("  " + one_line(text))
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
 
 

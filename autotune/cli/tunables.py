@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import ControlOption, connect
-from autotune.writers import STARTUP_WRITER
+from autotune.writers import STARTUP_WRITER, named, who_of
+from engine.clock import RealClock
 from engine.text import one_line
 from engine.tunables import TUNABLES
 
@@ -47,10 +48,12 @@ def _print_table(view: TunablesView) -> None:
     for knob, desired in view["desired"].items():
         allowed = " ".join(str(value) for value in TUNABLES[knob].values) if knob in TUNABLES else ""
         writer = view["writers"].get(knob)
-        cells = (knob, desired, view["effective"].get(knob, "?"), allowed, writer["writer"] if writer else "")
+        name = writer["writer"] if writer else ""
+        cells = (knob, desired, view["effective"].get(knob, "?"), allowed, who_of(name))
         table.add_row(*(escape(one_line(cell)) for cell in cells))
-        if writer and writer["writer"] != STARTUP_WRITER and writer["reason"]:
-            reasons.append(one_line(f"{knob}, revision {writer['revision']}: {writer['reason']}", 1000))
+        until = "" if name == who_of(name) else f", {named(name, RealClock().now_ns())}"
+        if writer and name != STARTUP_WRITER and (writer["reason"] or until):
+            reasons.append(one_line(f"{knob}, revision {writer['revision']}{until}: {writer['reason']}", 1000))
     console.print(table)
     for line in reasons:
         console.print(line, markup=False)

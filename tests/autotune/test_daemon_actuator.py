@@ -20,7 +20,7 @@ def engine(fakes: Any) -> Any:
 
 @pytest.fixture
 def actuator(engine: Any) -> Actuator:
-    made = Actuator(engine, mode="active", latest=lambda: None)
+    made = Actuator(engine, mode="active", latest=lambda: None, now_ns=engine.clock.now_ns)
     made.refresh()
     return made
 

@@ -60,7 +60,7 @@ def test_it_says_what_it_took_and_refused(make_rig: Any, caplog: pytest.LogCaptu
     caplog.clear()
     rig.write_config(CONFIG)
     rig.daemon.reload()
-    assert rig.parts.policy.policy._clock is rig.clock  # its limit on time holds after a reload
+    assert rig.parts.minds.policy.policy._clock is rig.clock  # its limit on time holds after a reload
     told = [record.getMessage() for record in caplog.records]
     assert any(line.startswith("auto takes learned:fitting: ") for line in told)
     assert any(line.startswith("auto refused foreign (profile): ") for line in told)

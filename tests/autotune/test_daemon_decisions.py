@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,9 @@ from autotune.cli import decisions
 from autotune.journal_file import Tick
 
 
-def tick(number: int) -> Tick:
+def tick(number: int, verdict: str = "refused") -> Tick:
     row = {
-        "wall_s": 0.0, "tick": number, "knob": "kv_format", "old": "native", "new": "int8", "verdict": "refused",
+        "wall_s": 0.0, "tick": number, "knob": "kv_format", "old": "native", "new": "int8", "verdict": verdict,
         "scenario": "s", "writer": "autotune", "reason": "because", "why": "",
     }  # fmt: skip
     return Tick(number, "run", 0.0, 0, acted=True, body={"decision": row})
@@ -39,3 +41,28 @@ def test_following_shows_nothing_twice(monkeypatch: pytest.MonkeyPatch, capsys: 
         decisions.decisions(number=2, follow=True, journal=Path("journal.db"), config=None, as_json=False)
     shown = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
     assert shown == ["[2]", "[3]", "[4]"]
+
+
+def test_following_shows_an_effect_once_with_its_outcome(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"before": {"ttft_tail_s": 2.0}, "after": {"ttft_tail_s": 0.5}, "together_with": []}
+    effects: list[dict[str, Any] | None] = [None, measured, measured, {**measured, "outcome": "met", "why": ""}]
+    polls = iter([*effects, effects[-1], effects[-1]])
+
+    def read(_path: Path, limit: int, after_id: int) -> list[Tick]:
+        row = replace(tick(1, "applied"), effect=next(polls))
+        return [row][-limit:] if after_id < 1 else []
+
+    def pause(_seconds: float) -> None:
+        if next(ended):
+            raise KeyboardInterrupt
+
+    ended = iter([False] * 4 + [True])
+    monkeypatch.setattr(decisions, "_read", read)
+    monkeypatch.setattr(decisions.time, "sleep", pause)
+    with pytest.raises(KeyboardInterrupt):
+        decisions.decisions(number=2, follow=True, journal=Path("journal.db"), config=None, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1] == "[1] effect: TTFT tail 2 -> 0.5 s; met"

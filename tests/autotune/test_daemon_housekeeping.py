@@ -28,6 +28,7 @@ def test_jobs_run_and_a_failing_one_is_counted_and_runs_again() -> None:
 
 
 def test_ten_missed_periods_are_one_catch_up_run_and_a_restart_has_none() -> None:
+    """Case K.43. There is no stored job table to replay."""
     for _ in range(5):
         housekeeping = Housekeeping()
         housekeeping.every(60.0, "prune", lambda: None)

@@ -132,3 +132,61 @@ def test_the_loop_goes_on_while_the_journal_is_locked(make_rig: Any) -> None:
     other.close()
     rig.run_s(2, pressed)
     assert [t.id for t in rig.ticks()] == list(range(1, 16))
+
+
+def test_a_damaged_tail_is_cut_off_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path, wall_s=lambda: 0.0)
+    journal.start_run("run", "{}")
+    for number in range(1, 400):
+        journal.append(Tick(number, "run", 0.0, number, True, {"padding": "x" * 900}), "loop", {"n": number})
+    journal.close()
+    with path.open("r+b") as stream:  # the last third of the file is somebody else's now
+        size = path.stat().st_size
+        stream.seek(size * 2 // 3)
+        stream.write(b"\xa5" * (size - size * 2 // 3))
+    journal = Journal(path, wall_s=lambda: 0.0)
+    kept = [t.id for t in read_ticks(path, limit=10**6)]
+    assert 100 < len(kept) < 399
+    assert kept == list(range(1, len(kept) + 1))
+    assert all(not t.damaged for t in read_ticks(path, limit=10**6))
+    assert journal.counters.moved_aside == 1
+    assert f"{len(kept)} ticks were kept, up to {kept[-1]}" in caplog.text
+    assert f"{len(kept)} ticks were kept" in journal.counters.last_error
+    assert journal.next_id == kept[-1] + 1
+    journal.append(tick(journal.next_id), "loop", {})
+    assert read_ticks(path, limit=1)[0].id == kept[-1] + 1
+    journal.close()
+
+
+def test_a_full_disk_postpones_and_catches_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path, wall_s=lambda: 0.0)
+    journal.append(tick(1), "loop", {})
+    pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
+    journal._connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own word for a full disk
+    for number in range(2, 12):
+        journal.append(Tick(number, "run", 0.0, number, True, {"padding": "x" * 4000}), "loop", {})
+    assert "full" in journal.counters.last_error
+    assert journal.counters.postponed > 0
+    assert journal.counters.moved_aside == 0
+    journal._connection.execute("PRAGMA max_page_count = 1000000")
+    journal.append(tick(12), "loop", {})
+    assert [t.id for t in read_ticks(path, limit=99)] == list(range(1, 13))
+    assert journal.counters.dropped == 0
+    journal.close()
+
+
+def test_a_journal_of_the_first_version_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with sqlite3.connect(path) as old:
+        old.executescript(
+            "CREATE TABLE ticks (id INTEGER PRIMARY KEY, run TEXT NOT NULL, wall_s REAL NOT NULL,"
+            " stamp_ns INTEGER NOT NULL, acted INTEGER NOT NULL, body TEXT NOT NULL, effect TEXT);"
+            "INSERT INTO ticks VALUES (7, 'run', 0.0, 1, 1, '{}', NULL); PRAGMA user_version = 1;"
+        )
+    assert not read_ticks(path, limit=9)[0].damaged
+    journal = Journal(path, wall_s=lambda: 0.0)
+    journal.append(tick(journal.next_id), "loop", {})
+    journal.close()
+    assert [(t.id, t.damaged) for t in read_ticks(path, limit=9)] == [(7, ""), (8, "")]

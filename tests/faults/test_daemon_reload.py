@@ -43,6 +43,7 @@ def reload(rig: Any, text: str) -> Any:
 
 
 def test_a_good_reload_is_announced_and_applied(managed: Any) -> None:
+    """Case M.47; pings during a slow one are in tests/autotune/test_daemon_process.py."""
     rig, told = managed
     rig.write_config(PRESSURE + "mode: advise\n")
     outcome = reload(rig, rig.config_path.read_text())
@@ -54,6 +55,7 @@ def test_a_good_reload_is_announced_and_applied(managed: Any) -> None:
 
 
 def test_bad_file_leaves_the_old_one_whole_and_a_later_good_one_applies(managed: Any) -> None:
+    """Case M.48."""
     rig, told = managed
     good = rig.config_path.read_text()
     for bad in ("mode: [", "mode: off\nnosuch: 1\n", "policy: {rules: /nowhere.yaml}\nmode: off\n", "tick_s: -1\n"):
@@ -78,6 +80,7 @@ def test_unknown_key_is_told_with_its_path(managed: Any) -> None:
 
 
 def test_live_and_restart_only_keys_are_told_apart(managed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Case M.49."""
     rig, told = managed
     caplog.set_level("INFO")
     rig.write_config(PRESSURE + "tick_s: 2\njournal: {path: /elsewhere.db}\n")
@@ -116,11 +119,11 @@ def test_a_missing_file_and_a_failure_inside_are_refusals(managed: Any, monkeypa
 def test_windows_and_policy_state_survive_a_reload_that_does_not_touch_them(managed: Any) -> None:
     rig, _ = managed
     rig.run_s(12, lambda: rig.engine.serve_requests(2))
-    env, policy = rig.parts.env, rig.parts.policy
+    env, policy = rig.parts.env, rig.parts.minds.policy
     rig.write_config(PRESSURE + "guard: {dwell_s: {background: 1}}\n")
     reload(rig, rig.config_path.read_text())
     assert rig.parts.env is env
-    assert rig.parts.policy is policy
+    assert rig.parts.minds.policy is policy
     rig.write_config(PRESSURE + "targets: {ttft_s: 9}\n")
     reload(rig, rig.config_path.read_text())
     assert rig.parts.env is not env
@@ -134,10 +137,26 @@ def test_changed_rules_in_the_same_file_are_taken(managed: Any, tmp_path: Path) 
     rules.write_text(text % 0.5)
     rig.write_config(f"policy: {{rules: {rules}}}\n")
     assert reload(rig, rig.config_path.read_text()).applied == ["policy.rules"]
-    policy = rig.parts.policy
+    policy = rig.parts.minds.policy
     rules.write_text(text % 0.6)
     assert reload(rig, rig.config_path.read_text()).applied == ["policy.rules (the file's content)"]
-    assert rig.parts.policy is not policy
+    assert rig.parts.minds.policy is not policy
     rules.write_text("rules: [{when: nonsense}]")
     outcome = reload(rig, rig.config_path.read_text())
     assert all(line.startswith("policy.rules: ") for line in outcome.rejected)
+
+
+def test_changed_content_of_a_policys_file_is_taken(managed: Any, tmp_path: Path) -> None:
+    rig, _ = managed
+    source = Path(__file__).parents[2] / "envs/profiles/llama3_8b_l4_estimated.yaml"
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(source.read_text())
+    rig.write_config(f"policy: {{use: predictor, profile: {profile}}}\n")
+    reload(rig, rig.config_path.read_text())
+    policy = rig.parts.minds.policy
+    assert reload(rig, rig.config_path.read_text()).summary() == "reload: no change"
+    assert rig.parts.minds.policy is policy
+    lines = [line for line in source.read_text().splitlines(keepends=True) if not line.startswith("digest:")]
+    profile.write_text("".join(lines))
+    assert reload(rig, rig.config_path.read_text()).applied == ["policy (the content of its files)"]
+    assert rig.parts.minds.policy is not policy

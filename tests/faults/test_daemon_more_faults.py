@@ -1,0 +1,178 @@
+"""More of what goes wrong around the daemon: hung engines, death in mid-change, a second daemon, hostile files."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+
+from autotune.actuator import Actuator
+from autotune.cli import app
+from autotune.cli._shared import fail_with
+from engine.clock import RealClock
+from engine.control_client import ControlClient
+from envs.port import ApplyResult, ApplyStatus, Change
+
+PRESSURE = "policy: {rules: literature}\n"
+
+
+def pressed(engine: Any) -> None:
+    engine.set_usage(0.95, running=60, waiting=30)
+    engine.serve_requests(5, ttft_s=3.0, gap_s=0.2)
+
+
+def test_a_hung_engine_is_as_good_as_gone(tmp_path: Path) -> None:
+    """It takes connections and never answers: a call ends by its timeout and nothing is written."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "e.sock"))
+        listening.listen(8)
+        client = ControlClient(tmp_path / "e.sock", timeout_s=0.05)
+        actuator = Actuator(client, mode="active", latest=lambda: None, now_ns=RealClock().now_ns)
+        assert actuator.poll() is None
+        assert "no answer within 0.05 s" in actuator.last_error
+        assert actuator.refresh() is None
+        assert actuator.apply(Change("kv_format", "int8")).status is ApplyStatus.LOST
+        client.close()
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of the daemon runs after it."""
+
+
+def test_killed_between_the_write_and_the_journal_nothing_is_written_twice(make_rig: Any) -> None:
+    first = make_rig(PRESSURE)
+    first.run_s(9, lambda: pressed(first.engine))
+    write = first.engine.patch
+
+    def dying(changes: Any, **options: Any) -> Never:
+        write(changes, **options)
+        raise Killed
+
+    first.engine.patch = dying
+    with pytest.raises(Killed):
+        first.run_s(10, lambda: pressed(first.engine))
+    first.engine.patch = write
+    first.close()
+    assert first.engine.state.desired["kv_format"] == "int4"
+    again = make_rig(PRESSURE, engine=first.engine, clock=first.clock)
+    again.daemon.restore()
+    again.run_s(1, lambda: pressed(again.engine))
+    assert again.daemon.status()["tunables"]["kv_format"] == "int4", "known within one tick"
+    assert again.daemon.status()["overrides"] == {}
+    again.run_s(60, lambda: pressed(again.engine))
+    assert again.engine.state.revision == 1, "the change was made again, or others in a burst"
+    ids = [tick.id for tick in again.ticks()]
+    assert ids == list(range(1, len(ids) + 1))
+
+
+@pytest.mark.parametrize("second", range(8, 16))
+def test_killed_at_any_second_the_next_one_makes_no_burst(make_rig: Any, second: int) -> None:
+    first = make_rig(PRESSURE)
+    first.run_s(second, lambda: pressed(first.engine))
+    first.close()
+    revision = first.engine.state.revision
+    again = make_rig(PRESSURE, engine=first.engine, clock=first.clock)
+    again.daemon.restore()
+    again.run_s(9, lambda: pressed(again.engine))
+    assert again.engine.state.revision == revision, "acted on less than one window of its own"
+    again.run_s(30, lambda: pressed(again.engine))
+    assert again.engine.state.desired["kv_format"] == "int4"
+    assert again.engine.state.revision == 1
+
+
+def test_two_daemons_on_one_engine_both_hold_and_say_so(make_rig: Any, tmp_path: Path) -> None:
+    one = make_rig(PRESSURE)
+    other = type(one)(tmp_path_of(tmp_path, "other"), PRESSURE, engine=one.engine, clock=one.clock)
+    one.run_s(12, lambda: pressed(one.engine))
+    assert one.engine.state.desired["kv_format"] == "int4"
+    other.run_s(5, lambda: pressed(other.engine))  # what is there at its first look is no offence
+    assert "another daemon" not in other.daemon.status()["problem"]
+    one.engine.patch({"kv_format": "native"}, writer="autotune", reason="by the other one")
+    one.run_s(30, lambda: pressed(one.engine))
+    status = one.daemon.status()
+    assert status["healthy"] is False
+    assert status["problem"].startswith("another daemon writes to this engine (kv_format at revision 2)")
+    assert one.engine.state.revision == 2, "it fights"
+    assert one.ticks()[-1].body["scenario"] == "other_daemon"
+    one.run_s(50, lambda: pressed(one.engine))
+    assert one.engine.state.desired["kv_format"] == "int4", "it goes on once the other one is quiet"
+    assert one.daemon.status()["healthy"] is True
+    other.close()
+
+
+def tmp_path_of(folder: Path, name: str) -> Path:
+    made = folder / name
+    made.mkdir()
+    return made
+
+
+def test_its_own_write_without_an_answer_is_no_other_daemon(make_rig: Any) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(9, lambda: pressed(rig.engine))
+    apply = rig.parts.actuator.apply
+
+    def deaf(change: Change) -> ApplyResult:
+        rig.parts.actuator.apply = apply
+        apply(change)
+        return ApplyResult(ApplyStatus.LOST, "no answer")
+
+    rig.parts.actuator.apply = deaf
+    rig.run_s(20, lambda: pressed(rig.engine))
+    assert rig.engine.state.desired["kv_format"] == "int4"
+    assert "other_daemon" not in {tick.body["scenario"] for tick in rig.ticks()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kv_usage", -1.0), ("running", 2**80), ("waiting", "many"), ("kv_pool_bytes", float("inf")), ("running", None)],
+)
+def test_hostile_figures_never_end_the_loop(make_rig: Any, name: str, value: Any) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(12, lambda: pressed(rig.engine))
+    revision = rig.engine.state.revision
+    setattr(rig.engine.figures.gauges, name, value)
+    rig.run_s(5, lambda: rig.engine.serve_requests(1))
+    assert rig.loop.ticks == 17
+    assert rig.metric("autotune_tick_errors_total") == 0
+    assert rig.engine.state.revision == revision
+    json.dumps(rig.daemon.status())
+
+
+@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
+def test_a_policy_that_cannot_be_used_leaves_the_one_in_force(make_rig: Any, tmp_path: Path, kind: str) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(3, lambda: pressed(rig.engine))
+    folder, marker = tmp_path / "policy", tmp_path / "ran"
+    if kind != "missing":
+        folder.mkdir()
+    if kind == "pickle":
+        code = f"cos\nsystem\n(S'touch {marker}'\ntR."
+        for file in ("policy.json", "policy.safetensors", "card.json", "weights.safetensors"):
+            (folder / file).write_bytes(code.encode())
+    rig.write_config(f"policy: {{use: learned, learned: {folder}}}\n")
+    rig.daemon.request_reload()
+    rig.run_s(12, lambda: pressed(rig.engine))
+    assert rig.daemon.last_reload.rejected[0].startswith("policy.learned: ")
+    assert rig.parts.minds.policy.name == "rules:literature"
+    assert rig.engine.state.desired["kv_format"] == "int4", "the rules go on deciding"
+    assert not marker.exists()
+    code = fail_with(lambda: app(["daemon", "--config", str(rig.config_path)], standalone_mode=False))
+    assert code == 1
+
+
+def test_a_full_disk_does_not_stop_the_loop(make_rig: Any) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(5, lambda: pressed(rig.engine))
+    connection = rig.parts.journal._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    rig.run_s(10, lambda: pressed(rig.engine))
+    assert rig.engine.state.desired["kv_format"] == "int4"
+    assert rig.metric("autotune_journal_postponed_writes_total") > 0
+    assert "full" in rig.daemon.status()["journal"]["last_error"]
+    connection.execute("PRAGMA max_page_count = 1000000")
+    rig.run_s(1, lambda: pressed(rig.engine))
+    assert [tick.id for tick in rig.ticks()] == list(range(1, 17))
