@@ -201,6 +201,7 @@ class Daemon:
         self._config, self._rules, self._files = new, rules, files
         if not same_policy:
             self._tell_choice()
+            _LOG.info("%s", what_holds(minds.guard))
         if not same_rules and "policy.rules" not in plan.applied:
             plan.applied.append("policy.rules (the file's content)")
         # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.

@@ -40,6 +40,8 @@ class Snapshot:
     mode: str = "off"
     policy: str = ""
     choice: Choice | None = None
+    quality_budget: float = math.nan
+    lost_per_token: float = math.nan
     reading: EngineStats | None = None
     window: StatsWindow = field(default_factory=lambda: StatsWindow(None, None))
     ttft_target_s: float = math.nan
@@ -125,6 +127,10 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _states("autotune_mode", "Which mode the daemon is in.", "mode", MODES, snapshot.mode)
     yield from _policy(snapshot)
+    budget = "Mean relative loss per token that the guard keeps; unknown where none is kept."
+    yield _gauge("autotune_quality_budget_ratio", budget, snapshot.quality_budget)
+    lost = "Mean relative loss per token of late, by the guard's books; unknown before any."
+    yield _gauge("autotune_quality_lost_ratio", lost, snapshot.lost_per_token)
     yield _counter("autotune_ticks", "Control ticks.", snapshot.ticks)
     yield _counter("autotune_missed_ticks", "Control ticks that a stall skipped.", snapshot.missed_ticks)
     yield _counter("autotune_engine_polls", "Readings asked of the engine.", snapshot.polls.polls)

@@ -34,7 +34,7 @@ class Reporter:
         self._pending = PendingEffects()
         self._seen_writers: dict[str, Writer] | None = None
         self._seen_values: dict[str, TunableValue] = {}
-        self._last_refusal: tuple[Change, str] | None = None
+        self._refused: dict[str, tuple[Change, str]] = {}  # by knob, the refusal that was told last
         self._last_written_ns: int | None = None
         self.status: dict[str, Any] = {"healthy": False}
         """Replaced whole at every tick."""
@@ -64,16 +64,22 @@ class Reporter:
     ) -> DecisionRecord | None:
         """Count a proposal and show it; None for nothing new: a refusal that repeats at every tick is told once."""
         change = decision.change
-        if change is None or not verdict.is_decision:
-            self._last_refusal = None
+        if change is None:
+            self._refused.clear()
+            return None
+        if not verdict.is_decision:
+            self._refused.pop(change.knob, None)
             return None
         written = verdict.change or change
         outcome, why = _outcome(verdict, result, settings.mode)
         self._parts.metrics.count_decision(written.knob, written.value, decision.scenario, OWN_WRITER, outcome)
         took_effect = result is not None and result.took_effect
-        if not took_effect and self._last_refusal == (written, outcome):
+        if not took_effect and self._refused.get(written.knob) == (written, outcome):
             return None
-        self._last_refusal = None if took_effect else (written, outcome)
+        if took_effect:
+            self._refused.pop(written.knob, None)
+        else:
+            self._refused[written.knob] = (written, outcome)
         record = DecisionRecord(
             tick=tick,
             wall_s=self._parts.clock.wall_s(),
@@ -164,6 +170,8 @@ class Reporter:
             seconds_since_change=age_s,
             policy=parts.minds.policy.name,
             choice=choice,
+            quality_budget=_known(quality["budget"]),
+            lost_per_token=_known(quality["lost_per_token"]),
             ticks=ticks,
             missed_ticks=missed_ticks,
             polls=replace(parts.collector.counters),
@@ -196,6 +204,10 @@ class Reporter:
     def _show(self, record: DecisionRecord) -> None:
         self._parts.decisions.append(record)
         _LOG.info("%s", record.line())
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _outcome(verdict: Verdict, result: ApplyResult | None, mode: str) -> tuple[str, str]:

@@ -69,12 +69,12 @@ class PolicySection(Section):
         "for, and the guard keeps the quality budget by.",
     )
     learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
-    quality_budget: float = Field(
+    quality_budget: float | None = Field(
         default=0.005,
         ge=0,
         le=1,
-        description="Mean relative loss per generated token, kept by the guard whoever decides; it needs a `profile`, "
-        "which says what settings lose. Without one nothing is kept.",
+        description="Mean relative loss per generated token, kept by the guard whoever decides: by what the `profile` "
+        "says that settings lose, or by published figures where it has none. null: none is kept.",
     )
 
     @model_validator(mode="after")

@@ -67,7 +67,7 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Pol
         return predictor_of(
             read_profile(section.profile),
             _targets(config),
-            PredictorConfig(quality_budget=section.quality_budget),
+            PredictorConfig(quality_budget=_allowed_loss(section)),
         )
     except (ProfileError, ValueError) as error:
         raise ConfigError([f"policy.profile: {error}"]) from error
@@ -88,7 +88,13 @@ def _learned(section: PolicySection, fallback: Policy, clock: Clock | None) -> P
 def _auto(section: PolicySection, rules: Policy, clock: Clock | None) -> Policy:
     from policies.auto import BUNDLED, choose  # noqa: PLC0415
 
-    return choose(BUNDLED, rules, profile_digest=_digest(section), quality_budget=section.quality_budget, clock=clock)
+    budget = _allowed_loss(section)
+    return choose(BUNDLED, rules, profile_digest=_digest(section), quality_budget=budget, clock=clock)
+
+
+def _allowed_loss(section: PolicySection) -> float:
+    """The budget for who has to have one: without any, all may be lost."""
+    return 1.0 if section.quality_budget is None else section.quality_budget
 
 
 def _digest(section: PolicySection) -> str | None:
@@ -113,7 +119,7 @@ def settings_of(config: Config) -> Settings:
 
 
 def guard_of(config: Config) -> Guard:
-    """The guard, which holds any policy to the quality budget where a profile says what settings lose.
+    """The guard, which holds any policy to the quality budget, by the profile's figures or by published ones.
 
     Raises ConfigError for a profile that cannot be read.
     """

@@ -2,14 +2,15 @@
 
 Every proposal of every policy passes here, in this order: is it anything, is it allowed, has enough been seen, is the
 knob the daemon's to move, is it time, can it work, does the quality budget bear it. The first objection is the verdict.
+A number beyond a bound is set to the bound, and a format beyond what the budget bears to the farthest that it bears.
 With a budget the guard also acts by itself: a knob that overdraws it is handed back, whatever was proposed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -18,6 +19,7 @@ from envs.port import Change
 from envs.reward import Charge
 from envs.spaces import Observation
 from policies.quality_budget import QualityBudget
+from policies.quality_ladder import as_far_as_borne, rungs
 
 GuardState = dict[str, Any]
 """JSON-able; journalled and restored. See :meth:`Guard.initial_state`."""
@@ -28,7 +30,7 @@ class VerdictCode(StrEnum):
 
     ALLOWED = "allowed"
     NOTHING = "nothing"  # the policy proposed nothing
-    NO_CHANGE = "no_change"  # the knob is there already, or at the bound that the proposal would be clamped to
+    NO_CHANGE = "no_change"  # the knob is there already, or where the proposal would be clamped to
     UNKNOWN_KNOB = "unknown_knob"  # not declared, or the engine does not tell where it is
     NOT_ALLOWED = "not_allowed"  # not one of the knob's values, or outside the configured ones
     WARMING_UP = "warming_up"  # less than one full window has been seen
@@ -46,13 +48,15 @@ class VerdictCode(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """``change`` is what may be written (a number beyond a bound was clamped to it), or, handed back, the guard's own;
-    None otherwise.
+    """``change`` is what may be written (a number beyond a bound was clamped to it, a format to what the quality budget
+    bears), or, handed back, the guard's own; None otherwise. ``is_short``: the budget does not bear the proposal as it
+    stands.
     """
 
     code: VerdictCode
     text: str
     change: Change | None = None
+    is_short: bool = False
 
     @property
     def allowed(self) -> bool:
@@ -213,7 +217,9 @@ class Guard:
         return result
 
     def possible(self, context: GuardContext, state: GuardState) -> list[Change]:
-        """Every declared change that :meth:`check` would let through now: the mask of policies that take one."""
+        """Every declared change that :meth:`check` would let through now as it stands: the mask of policies that take
+        one.
+        """
         state, in_force = self._current(context.observation, state), context.observation.tunables
         taken = self.overrides(context)
         asked = {knob: asked for knob, asked in state["asked"].items() if knob not in taken}
@@ -224,7 +230,7 @@ class Guard:
             for change in changes:
                 if in_force[knob] == change.value or str(change) in context.barred:
                     continue
-                if knob in asked and self._not_taken(change, context, state):
+                if knob in asked and self._not_taken(change, {change.value}, context, state):
                     continue
                 if self._cannot(change, context, state) is None:
                     found.append(change)
@@ -274,19 +280,41 @@ class Guard:
         if value is None:
             choices = ", ".join(map(str, allowed)) or "none"
             return Verdict(VerdictCode.NOT_ALLOWED, f"{proposal.knob}: {proposal.value!r:.60} is not among {choices}")
-        change = Change(proposal.knob, value)
-        if in_force[change.knob] == value:
-            return Verdict(VerdictCode.NO_CHANGE, f"{change.knob} is {value} already")
-        objection = self._untimely(tunable, context, state) or self._not_taken(change, context, state)
+        wanted, now = Change(proposal.knob, value), in_force[proposal.knob]
+        if now == value:
+            return Verdict(VerdictCode.NO_CHANGE, f"{wanted.knob} is {value} already")
+        note = "" if value == proposal.value else f", the bound, in place of {proposal.value!r:.60}"
+        change, why = self._borne(wanted, allowed, context, state)
+        if change.value == now:
+            text = f"{wanted.knob} is {now} already, and {value} is more than the quality budget bears: {why}"
+            return Verdict(VerdictCode.NO_CHANGE, text, is_short=True)
+        way: Collection[TunableValue] = (value,)
+        if why:
+            # What of it the budget bears may change from tick to tick while an engine takes none.
+            way, note = rungs(wanted, now), f", as far as the quality budget bears, in place of {value}: {why}"
+        verdict = self._objection(tunable, change, way, context, state)
+        if verdict is None:
+            verdict = Verdict(VerdictCode.ALLOWED, f"{change.knob} {now} -> {change.value}{note}", change)
+        return replace(verdict, is_short=verdict.is_short or bool(why))
+
+    def _borne(
+        self, wanted: Change, allowed: list[TunableValue], context: GuardContext, state: GuardState
+    ) -> tuple[Change, str]:
+        """What of a change the quality budget bears, and why not all of it."""
+        if self.quality is None:
+            return wanted, ""
+        return as_far_as_borne(self.quality, wanted, allowed, context.observation, state["quality"])
+
+    def _objection(
+        self, tunable: Tunable, change: Change, way: Collection[TunableValue], context: GuardContext, state: GuardState
+    ) -> Verdict | None:
+        """To a change that would be one, to an allowed value. ``way``: see :meth:`_not_taken`."""
+        objection = self._untimely(tunable, context, state) or self._not_taken(change, way, context, state)
         if objection is not None:
             return objection
         if str(change) in context.barred:
             return Verdict(*context.barred[str(change)])
-        objection = self._cannot(change, context, state)
-        if objection is not None:
-            return objection
-        clamped = "" if value == proposal.value else f", the bound, in place of {proposal.value!r:.60}"
-        return Verdict(VerdictCode.ALLOWED, f"{change.knob} {in_force[change.knob]} -> {value}{clamped}", change)
+        return self._cannot(change, context, state)
 
     def _cannot(self, change: Change, context: GuardContext, state: GuardState) -> Verdict | None:
         """Objections to where a change leads."""
@@ -295,7 +323,7 @@ class Guard:
             return Verdict(VerdictCode.INFEASIBLE, f"{change}: {why_not}")
         if self.quality is not None:
             why_not = self.quality.objection(change, context.observation, state["quality"])
-        return None if why_not is None else Verdict(VerdictCode.OVER_BUDGET, f"{change}: {why_not}")
+        return None if why_not is None else Verdict(VerdictCode.OVER_BUDGET, f"{change}: {why_not}", is_short=True)
 
     def _handed_back(self, context: GuardContext, state: GuardState) -> Verdict | None:
         """The guard's own change where the quality budget is being overdrawn. Neither dwell nor rates hold it up, nor
@@ -310,7 +338,7 @@ class Guard:
             knob: [change.value for change in changes] for knob, changes in self._changes.items() if knob not in away
         }
         for change, why in self.quality.hand_back(observation, movable, state["quality"]):
-            if self._not_taken(change, context, state) is None:
+            if self._not_taken(change, {change.value}, context, state) is None:
                 return Verdict(VerdictCode.HANDED_BACK, why, change)
         return None
 
@@ -323,7 +351,7 @@ class Guard:
         quality, code = state["quality"], verdict.code
         if code is VerdictCode.HANDED_BACK and verdict.change is not None:
             quality = self.quality.asked_for(verdict.change.knob, observation, quality, handed_back=True)
-        elif code is VerdictCode.OVER_BUDGET and proposal is not None:
+        elif verdict.is_short and proposal is not None:
             quality = self.quality.asked_for(proposal.knob, observation, quality, handed_back=False)
         return {**state, "quality": quality}
 
@@ -352,17 +380,22 @@ class Guard:
             return Verdict(VerdictCode.RATE_LIMIT, text)
         return None
 
-    def _not_taken(self, change: Change, context: GuardContext, state: GuardState) -> Verdict | None:
-        """Asking again and again for what an outer limit keeps from happening is no change, however often asked."""
+    def _not_taken(
+        self, change: Change, way: Collection[TunableValue], context: GuardContext, state: GuardState
+    ) -> Verdict | None:
+        """Asking again and again for what an outer limit keeps from happening is no change, however often asked. It is
+        the same to ask for another value on the ``way`` of a proposal that the budget does not bear.
+        """
         asked = state["asked"].get(change.knob)
-        if asked is None or asked[0] != change.value:
+        if asked is None or asked[0] not in way:
             return None
         age_s = (context.observation.stamp_ns - asked[1]) / 1e9
         if age_s >= self.config.retry_s:
             return None
         now = context.observation.tunables[change.knob]
         text = (
-            f"{change} was asked for {age_s:.1f} s ago and is still {now}; tried again after {self.config.retry_s:g} s"
+            f"{change.knob}={asked[0]} was asked for {age_s:.1f} s ago and is still {now}; "
+            f"tried again after {self.config.retry_s:g} s"
         )
         return Verdict(VerdictCode.NOT_TAKEN, text)
 

@@ -127,7 +127,7 @@ class QualityBudget:
                 f"the profile has no figure for what {what} loses; with a quality budget of {self.budget:.2%} that is "
                 "refused (measure it with autotune compare-formats)"
             )
-        says = f"up to {most:.2%} of loss per token{' (estimated)' if self.losses.estimated else ''}"
+        says = f"up to {most:.2%} of loss per token{' (estimated, published)' if self.losses.estimated else ''}"
         says += f", the budget is {self.budget:.2%}"
         if change.knob in state["spent"]:
             return f"{says}; handed back, and wanted ever since: savings are for peaks, not for a need that lasts"

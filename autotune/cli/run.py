@@ -149,7 +149,13 @@ def _refuse(arguments: Sequence[str], why: str) -> None:
 def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
-    from autotune.demo.run import DemoError, DemoOptions, bundled_model, run_demo  # noqa: PLC0415
+    from autotune.demo.run import (  # noqa: PLC0415
+        DemoError,
+        DemoOptions,
+        bundled_model,
+        bundled_profile,
+        run_demo,
+    )
     from autotune.demo.sides import NATIVE, sides  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
@@ -158,13 +164,13 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
 
     # Daemons that follow them start minutes later: what is wrong with a policy or a profile is said now.
     names = (given.pop("policy", "default"), *given.pop("against", [NATIVE]))
-    path = given.pop("profile", None)
+    path, model = given.pop("profile", None), model or bundled_model()
     try:
         profile = None if path is None else read_profile(path)
-        given |= {"sides": sides(names, path, profile), "profile": profile}
+        given |= {"sides": sides(names, path or bundled_profile(model), profile), "profile": profile}
     except (ValueError, EngineError) as error:
         raise CliError(f"--policy, --against or --profile: {error}", 2) from error
-    options = DemoOptions(model=model or bundled_model(), **given)
+    options = DemoOptions(model=model, **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
     try:

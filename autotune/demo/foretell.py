@@ -54,7 +54,8 @@ def foretell(
                 episode_s=seconds, repeats=False, values=who.values, targets=targets, short_s=WINDOW_S,
             )  # fmt: skip
             dwell_s = {CostClass(name): value for name, value in DWELL_S.items()}
-            guard = guard_for(profile, QUALITY_BUDGET, GuardConfig(window_s=WINDOW_S, dwell_s=dwell_s))
+            budget = QUALITY_BUDGET if who.budgeted else None
+            guard = guard_for(profile, budget, GuardConfig(window_s=WINDOW_S, dwell_s=dwell_s))
             played = play(env, who, duration_s=seconds, interval_s=TICK_S, seed=0, guard=guard)
             inside.append(played.good / played.offered if played.offered else 0.0)
             changes += len(played.moves)

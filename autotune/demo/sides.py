@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from engine.tunables import TunableValue
 from envs.profile import Profile
-from policies.named import World, contender
+from policies.named import UNBUDGETED, World, contender
 from policies.rules import presets
 
 NATIVE: Final = "none"  # no daemon, native defaults
@@ -47,7 +47,7 @@ class Side:
 
     @property
     def _policy_text(self) -> str:
-        return self.name if self.name.partition(":")[0] in {"predictor", "learned"} else f"rules {self.name}"
+        return f"rules {self.name}" if "rules" in dict(self.policy or ()) else self.name
 
 
 DEFAULT_SIDES: Final = (Side("default", policy=(("rules", "default"),)), Side(NATIVE))
@@ -62,16 +62,25 @@ def sides(names: Sequence[str], profile: Path | None, found: Profile | None) -> 
 
 
 def side(text: str, profile: Path | None, found: Profile | None) -> Side:
-    """A side by its name: ``none``, ``static:KNOB=VALUE,...``, a preset, a rules file, ``predictor``,
-    ``learned:FOLDER``. ``found``: the profile that was read from ``profile``. Raises ValueError, one line.
+    """A side by its name: ``none``, ``static:KNOB=VALUE,...``, a preset, a rules file, ``predictor``, ``auto``,
+    ``learned:FOLDER``, ``unbudgeted:NAME``. ``found``: the profile that was read from ``profile``; None where that is
+    for the quality budget alone, so for rules. Raises ValueError, one line.
     """
     known = contender(text, World(found))
     kind, _, rest = text.partition(":")
+    if text.startswith(UNBUDGETED):
+        inner = side(rest, profile, found)
+        policy = dict(inner.policy or ()) | {"quality_budget": None}
+        return replace(inner, name=text, policy=None if inner.policy is None else tuple(policy.items()))
     if known.policy is None:
         return Side(text, tuple(known.values.items()))
-    # With a profile every daemon keeps the quality budget, whoever decides.
-    section: dict[str, Any] = {} if profile is None else {"profile": str(profile.resolve())}
-    if kind in {"predictor", "learned"}:
+    section: dict[str, Any] = {}
+    is_rules = kind not in {"predictor", "learned", "auto"}
+    if profile is not None and (is_rules or found is not None):
+        section["profile"] = str(profile.resolve())
+    if not known.budgeted:
+        section["quality_budget"] = None  # somebody else's rules, to be compared as they are
+    if not is_rules:
         section["use"] = kind
         if kind == "learned":
             section["learned"] = str(Path(rest).resolve())

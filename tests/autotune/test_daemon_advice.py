@@ -123,7 +123,7 @@ def test_a_daemon_in_advise_mode_is_scored(make_rig: Any, autotune: Any) -> None
     options = SimOptions(profile.pool_bytes, profile.model.max_model_len, prefix_cache=False)
     simulator = Simulator(profile.groups(), profile.latency_model(), options, TraceFeed(trace), ledger=Ledger(TARGETS))
     clock = ManualClock(start_ns=5_000_000_000)
-    text = "mode: advise\npolicy: {rules: literature}\ntargets: {ttft_s: 5, tbt_s: 0.2}\n"
+    text = "mode: advise\npolicy: {rules: literature, quality_budget: null}\ntargets: {ttft_s: 5, tbt_s: 0.2}\n"
     rig = make_rig(text, engine=SimulatedControl(clock, simulator), clock=clock)
     rig.parts.journal.start_run(rig.loop.run_id, run_document(rig.config, check_rules(rig.config)))
     rig.run_s(100)

@@ -13,7 +13,7 @@ from policy_cards import card, tensors_of
 
 from autotune.config import Config, ConfigError, load_config, parse_config
 from autotune.reload import plan_reload
-from autotune.wiring import check_rules, policy_of
+from autotune.wiring import check_rules, guard_of, policy_of
 from engine.clock import ManualClock
 from envs.simulated import DEFAULT_PROFILE
 from policies.export import export_policy
@@ -157,6 +157,10 @@ def test_the_predictor_needs_a_profile_that_can_be_read(tmp_path: Path) -> None:
     policy = policy_of(good, check_rules(good))
     assert isinstance(policy, PredictorPolicy)
     assert policy.model.targets.ttft_s == 3
+    unbounded = parse_config(f"policy: {{use: predictor, profile: {DEFAULT_PROFILE}, quality_budget: null}}")
+    assert policy_of(unbounded, check_rules(unbounded)).config.quality_budget == 1.0
+    assert guard_of(unbounded).quality is None
+    assert guard_of(Config()).quality is not None
     assert policy_of(Config(), check_rules(Config())).name == "rules:default"
 
 

@@ -14,7 +14,7 @@ from autotune.cli._shared import fail_with
 from autotune.writers import has_ended, named, pinned_by
 from engine.clock import RealClock
 
-PRESSURE = "policy: {rules: literature}\n"
+PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
 
 def pressed(engine: Any) -> None:

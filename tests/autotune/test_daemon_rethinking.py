@@ -22,7 +22,7 @@ from autotune.wiring import check_rules, minds_of
 from envs.simulated import DEFAULT_PROFILE
 from policies.rules import presets
 
-PRESSURE = "policy: {rules: literature}\n"
+PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
 
 def swinging(rig: Any) -> Callable[[], None]:
@@ -191,5 +191,17 @@ def test_with_a_profile_predictions_and_the_quality_budget_replay_too(make_rig: 
     result = replayed(rig)
     assert (result.same, result.ticks, result.lines) == (80, 80, [])
     if use == "rules":
-        codes = {tick.body["verdict"][0] for tick in rig.ticks()}
-        assert {"over_budget", "handed_back"} & codes
+        assert {"over_budget", "handed_back"} & {tick.body["verdict"][0] for tick in rig.ticks()}
+
+
+def test_without_a_profile_what_the_budget_bears_of_a_proposal_replays_too(make_rig: Any) -> None:
+    rig = make_rig("policy: {rules: literature}\n")
+    rig.parts.journal.start_run(rig.loop.run_id, run_document(rig.config, check_rules(rig.config)))
+    rig.run_s(60, swinging(rig))
+    result = replayed(rig)
+    assert (result.same, result.ticks, result.lines) == (60, 60, [])
+    texts = [tick.body["verdict"][1] for tick in rig.ticks()]
+    assert any(
+        "kv_format native -> int8, as far as the quality budget bears, in place of int4" in text for text in texts
+    )
+    assert any("int4 is more than the quality budget bears" in text for text in texts)

@@ -6,10 +6,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
+from autotune.config import parse_config
+from autotune.demo import run
 from autotune.demo.foretell import Foretold, foretell
 from autotune.demo.report import Arm
+from autotune.demo.run import bundled_model, bundled_profile
 from autotune.demo.sides import DEFAULT_SIDES, NATIVE, side, sides
 from autotune.demo.sides_view import order_agreement, side_figures, sides_table
 from autotune.demo.watch import Seen
@@ -34,6 +38,42 @@ def test_names_are_those_of_simulations(tmp_path: Path) -> None:
     mine.write_text((Path(DEFAULT_PROFILE).parents[2] / "policies/presets/default.yaml").read_text())
     assert dict(side(str(mine), None, None).policy or ()) == {"rules": str(mine)}
     assert side(NATIVE, None, None).engine_options == ()
+
+
+def test_what_simulations_hold_to_no_budget_daemons_do_not_either() -> None:
+    free = {"rules": "literature", "quality_budget": None}
+    assert dict(side("literature", None, None).policy or ()) == free
+    own = side("unbudgeted:default", DEFAULT_PROFILE, None)
+    assert dict(own.policy or ()) == {
+        "rules": "default",
+        "profile": str(DEFAULT_PROFILE.resolve()),
+        "quality_budget": None,
+    }
+    assert own.label == "unbudgeted:default"
+    assert not side("unbudgeted:static:kv_format=int4", None, None).is_tuned
+    assert "quality_budget" not in dict(side("default", None, None).policy or ())
+    for one in ("literature", "unbudgeted:default", "auto"):
+        parse_config(yaml.safe_dump({"policy": dict(side(one, None, None).policy or ())}))
+
+
+def test_a_profile_for_the_budget_alone_is_for_rules() -> None:
+    assert dict(side("default", DEFAULT_PROFILE, None).policy or ())["profile"] == str(DEFAULT_PROFILE.resolve())
+    assert dict(side("auto", DEFAULT_PROFILE, None).policy or ()) == {"use": "auto"}
+    with pytest.raises(ValueError, match="name one"):
+        side("predictor", DEFAULT_PROFILE, None)
+
+
+def test_the_bundled_models_profile_is_for_that_model_and_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "envs" / "profiles").mkdir(parents=True)
+    package = run._package
+    monkeypatch.setattr(run, "_package", lambda name: tmp_path / "envs" if name == "envs" else package(name))
+    assert bundled_profile(bundled_model()) is None
+    comes_with_it = tmp_path / "envs" / "profiles" / "bundled_cpu.yaml"
+    comes_with_it.write_text("")
+    assert bundled_profile(bundled_model()) == comes_with_it
+    assert bundled_profile(tmp_path) is None
 
 
 @pytest.mark.parametrize(

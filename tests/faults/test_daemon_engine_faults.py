@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Never
 
-PRESSURE = "policy: {rules: literature}\n"
+PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
 
 def pressed(engine: Any) -> None:

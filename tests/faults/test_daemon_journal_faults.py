@@ -115,7 +115,7 @@ def test_damage_while_running_is_moved_aside_and_the_tick_kept(tmp_path: Path) -
 
 
 def test_the_loop_goes_on_while_the_journal_is_locked(make_rig: Any) -> None:
-    rig = make_rig("policy: {rules: literature}\n")
+    rig = make_rig("policy: {rules: literature, quality_budget: null}\n")
 
     def pressed() -> None:
         rig.engine.set_usage(0.95, running=60, waiting=30)

@@ -15,7 +15,10 @@ from autotune.journal_file import JournalError, Tick, read_ticks
 from engine.clock import RealClock
 
 VERB = "from autotune.cli import main; main()"
-CONFIG = "tick_s: 0.1\nwindow_s: 1\nengine: {poll_s: 0.05}\nadmin: {enabled: false}\npolicy: {rules: literature}\n"
+CONFIG = (
+    "tick_s: 0.1\nwindow_s: 1\nengine: {poll_s: 0.05}\nadmin: {enabled: false}\n"
+    "policy: {rules: literature, quality_budget: null}\n"
+)
 
 
 def ticks(path: Path) -> list[Tick]:

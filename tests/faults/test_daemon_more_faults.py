@@ -16,7 +16,7 @@ from engine.clock import RealClock
 from engine.control_client import ControlClient
 from envs.port import ApplyResult, ApplyStatus, Change
 
-PRESSURE = "policy: {rules: literature}\n"
+PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
 
 def pressed(engine: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PRESSURE = "policy: {rules: literature}\n"
+PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_changed_rules_in_the_same_file_are_taken(managed: Any, tmp_path: Path) 
     rules = tmp_path / "rules.yaml"
     text = "version: 1\nname: mine\nrules: [{name: a, when: load > %s, set: {kv_format: int8}}]\n"
     rules.write_text(text % 0.5)
-    rig.write_config(f"policy: {{rules: {rules}}}\n")
+    rig.write_config(f"policy: {{rules: {rules}, quality_budget: null}}\n")
     assert reload(rig, rig.config_path.read_text()).applied == ["policy.rules"]
     policy = rig.parts.minds.policy
     rules.write_text(text % 0.6)

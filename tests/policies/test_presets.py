@@ -67,15 +67,19 @@ def test_default_moves_every_knob_for_a_stated_reason_where_native_saturates(
 
 
 @pytest.mark.parametrize(("name", "is_inside"), [("default", True), ("literature", False)])
-def test_default_is_inside_the_quality_budget_by_itself(name: str, is_inside: bool) -> None:
-    """Without the guard's budget, under a load that fills the pool; by the simulator's exact charge."""
+def test_default_is_inside_the_quality_budget_and_the_literature_is_run_as_published(
+    name: str, is_inside: bool
+) -> None:
+    """Under a load that fills the pool, by the simulator's exact charge."""
     from envs.simulated import SimulatedEngine
     from policies.named import contender
     from policies.play import USUAL_BUDGET, play
 
     env = SimulatedEngine(None, "reasoning-bursty", rate_scale=0.1, interval_s=2.0, warm_up_s=0.0, episode_s=90.0)
-    played = play(env, contender(f"unbudgeted:{name}"), duration_s=90.0, interval_s=2.0, seed=3)
-    assert any(move.change == ("kv_format=int8" if is_inside else "eviction=window") for move in played.moves)
+    played = play(env, contender(name), duration_s=90.0, interval_s=2.0, seed=3)
+    changes = {move.change for move in played.moves}
+    assert ("kv_format=int8" if is_inside else "eviction=window") in changes
+    assert not is_inside or not changes & {"kv_format=int4", "eviction=window"}
     assert (played.quality_per_token <= USUAL_BUDGET) is is_inside
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.tunables import TunableValue, default_values
 from envs.features import FEATURES
 from envs.port import Change
-from envs.profile import read_profile
+from envs.profile import Quality, read_profile
 from envs.reward import Charge
 from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import Observation
@@ -146,15 +146,24 @@ def test_a_burst_overdraws_by_no_more_than_one_tick_brings(
 
 def test_savings_are_spent_and_the_knob_is_handed_back_in_time() -> None:
     service = Service(guard())
-    codes = [service.tick(Change("kv_format", "k8v4")).code for _ in range(1000)]
-    let_in = codes.index(VerdictCode.ALLOWED)
-    assert codes[:let_in] == [VerdictCode.OVER_BUDGET] * let_in
+    verdicts = [service.tick(Change("kv_format", "k8v4")) for _ in range(1000)]
+    codes = [verdict.code for verdict in verdicts]
+    # At once as far as is free for ever, and the rest of the way once it is paid for.
+    first, let_in = (number for number, code in enumerate(codes) if code is VerdictCode.ALLOWED)
+    assert [verdicts[number].change for number in (first, let_in)] == [
+        Change("kv_format", "int8"),
+        Change("kv_format", "k8v4"),
+    ]
+    assert first == 0
+    assert set(codes[1:let_in]) == {VerdictCode.NO_CHANGE}
     assert let_in > 10
     back = codes.index(VerdictCode.HANDED_BACK)
     assert back - let_in >= 15  # about the time for which it had to be affordable
-    # A need that lasts is not met from savings a second time.
-    assert set(codes[back + 1 :]) == {VerdictCode.OVER_BUDGET}
-    assert service.knobs["kv_format"] == "int8"  # the lossiest that is free for ever
+    assert set(codes[let_in + 1 : back]) == {VerdictCode.NO_CHANGE}
+    # A need that lasts is not met from savings a second time, and asking is no decision.
+    assert set(codes[back + 1 :]) == {VerdictCode.NO_CHANGE}
+    assert "wanted ever since" in verdicts[-1].text
+    assert service.knobs["kv_format"] == "int8"
     assert service.mean <= BUDGET
     for _ in range(150):
         service.tick(None)
@@ -169,9 +178,11 @@ def test_the_figures_are_in_the_text() -> None:
     assert "20.00%" in refused.text
     assert "0.50%" in refused.text
     texts = [service.tick(Change("kv_format", "int4")) for _ in range(600)]
+    for figure in ("2.70%", "0.50%", "in place of int4"):
+        assert figure in texts[0].text
     handed = next(verdict for verdict in texts if verdict.code is VerdictCode.HANDED_BACK)
-    assert handed.text.startswith("kv_format int4 -> int8: quality budget: 0.3")
-    assert "2.70%" in handed.text
+    assert handed.text.startswith("kv_format k8v4 -> int8: quality budget: 0.")
+    assert "1.20%" in handed.text
 
 
 def test_what_is_cheap_is_always_free_and_the_way_back_is_always_open() -> None:
@@ -202,17 +213,20 @@ def test_what_nobody_has_measured_is_refused() -> None:
     service = Service(guard(losses=known))
     for _ in range(500):
         service.tick(None)  # however much is saved
-    for change in (Change("kv_format", "int4"), Change("eviction", "window")):
-        verdict = service.tick(change)
-        assert verdict.code is VerdictCode.OVER_BUDGET
-        assert f"no figure for what {change.knob} {change.value} loses" in verdict.text
-    assert service.tick(Change("kv_format", "int8")).allowed
+    refused = service.tick(Change("eviction", "window"))
+    assert refused.code is VerdictCode.OVER_BUDGET
+    assert "no figure for what eviction window loses" in refused.text
+    nearer = service.tick(Change("kv_format", "int4"))
+    assert nearer.change == Change("kv_format", "int8")
+    assert "no figure for what kv_format int4 loses" in nearer.text
+    assert service.tick(Change("kv_format", "int4")).code is VerdictCode.NO_CHANGE
 
 
 def test_without_known_lengths_nothing_is_spent() -> None:
     service = Service(guard(), known=False)
-    codes = {service.tick(Change("kv_format", "k8v4")).code for _ in range(300)}
-    assert codes == {VerdictCode.OVER_BUDGET}
+    verdicts = [service.tick(Change("kv_format", "k8v4")) for _ in range(300)]
+    assert {verdict.change for verdict in verdicts} == {None, Change("kv_format", "int8")}
+    assert service.knobs["kv_format"] == "int8"
 
 
 def test_what_was_in_force_at_the_start_is_handed_back() -> None:
@@ -270,9 +284,15 @@ def test_a_profile_says_what_holds() -> None:
     kept = guard_for(profile, BUDGET)
     assert "0.50%" in what_holds(kept)
     assert "estimated" in what_holds(kept)
-    assert "no quality budget is kept" in what_holds(guard_for(None, BUDGET))
-    bare = guard_for(profile.model_copy(update={"quality": None}), BUDGET)
-    assert "refused for want of figures: kv_format int8, k8v4, int4; eviction window, heavy_hitter" in what_holds(bare)
+    assert "no quality budget is kept" in what_holds(guard_for(profile, None))
+    for nothing_measured in (None, profile.model_copy(update={"quality": None})):
+        says = what_holds(guard_for(nothing_measured, BUDGET))
+        assert "estimated, published" in says
+        assert "refused" not in says
+    formats_only = Quality(by_format={"int8": 0.001, "k8v4": 0.01})
+    measured = what_holds(guard_for(profile.model_copy(update={"quality": formats_only}), BUDGET))
+    assert "refused for want of figures: kv_format int4; eviction window, heavy_hitter" in measured
+    assert "estimated" not in measured
     assert losses_of(profile).of_eviction("window") == 0.2
     status = quality_status(kept, kept.initial_state())
     assert status["lost_per_token"] is None
@@ -285,6 +305,10 @@ def test_a_change_of_the_guards_own_has_a_scenario_of_its_own() -> None:
 
     wanted = Decision(Change("kv_format", "int4"), "memory-tight", "because")
     assert made(wanted, Verdict(VerdictCode.OVER_BUDGET, "no")) is wanted
+    part = made(wanted, Verdict(VerdictCode.ALLOWED, "as far as", Change("kv_format", "int8"), is_short=True))
+    assert (part.change, part.scenario) == (Change("kv_format", "int8"), "memory-tight")
+    assert part.reason == "because; the guard: as far as"
+    assert made(wanted, Verdict(VerdictCode.ALLOWED, "all of it", wanted.change)) is wanted
     own = made(wanted, Verdict(VerdictCode.HANDED_BACK, "spent", Change("kv_format", "int8")))
     assert (own.change, own.scenario, own.reason) == (Change("kv_format", "int8"), QUALITY_BUDGET, "spent")
 
