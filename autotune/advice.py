@@ -65,7 +65,7 @@ class AdviceReader:
         proposal = body.get("proposal")
         if proposal is not None:
             self._wanted_ns = now_ns
-            knob, value = proposal
+            knob, value = body.get("let_through") or proposal  # of a format, as far as the quality budget bears
             if body["verdict"][0] == "allowed" and self._advice.get(knob) != value:
                 self._advice = {**self._advice, knob: value}
                 self.advised += 1

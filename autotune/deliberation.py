@@ -75,12 +75,13 @@ class Thought:
 
     def to_json(self) -> dict[str, Any]:
         """What the journal keeps and a replay must find again, states as a fingerprint."""
-        change = self.decision.change
+        change, let_through = self.decision.change, self.verdict.change
         return {
             "scenario": self.decision.scenario,
             "reason": self.decision.reason,
             "proposal": None if change is None else [change.knob, change.value],
             "verdict": [str(self.verdict.code), self.verdict.text],
+            "let_through": None if let_through is None else [let_through.knob, let_through.value],
             "judged": [[judgement.tick, str(judgement.outcome), judgement.why] for judgement in self.judged],
             "predicted": self.predicted,
             "after": fingerprint(self.states.to_json()),

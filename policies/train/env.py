@@ -38,9 +38,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     ## Action and observation space
     Those of :class:`envs.simulated.SimulatedEngine`. An action goes through the guard that the daemon has; one that the
-    mask forbids, or that the guard refuses, counts as nothing, and with the quality budget overdrawn the guard hands a
-    knob back whatever the action. :meth:`action_masks` knows the guard: it has exactly what would be let through, but
-    for the quality budget, of which the exported policy's mask does not know either.
+    mask forbids, or that the guard refuses, counts as nothing; a format is gone to as far as the quality budget bears,
+    and with the budget overdrawn the guard hands a knob back whatever the action. :meth:`action_masks` knows the guard:
+    it has exactly what would be let through, but for the quality budget, of which the exported policy's mask does not
+    know either.
 
     ## Starting state
     ``reset`` begins the next episode of its plan (:mod:`policies.train.traffic`): traffic, world and the knobs at the

@@ -89,6 +89,12 @@ def test_advice_holds_until_nothing_has_been_wanted_for_a_while() -> None:
     assert read[-1].at_s - read[-2].at_s == 1, "a long silence is left out"
 
 
+def test_a_format_is_advised_as_far_as_the_quality_budget_bears() -> None:
+    part = tick(1, ["kv_format", "int4"], "allowed")
+    part.body["let_through"] = ["kv_format", "int8"]
+    assert AdviceReader().read([part])[0].advised["kv_format"] == "int8"
+
+
 class SimulatedControl:
     """A simulated engine as a daemon's control socket sees it."""
 

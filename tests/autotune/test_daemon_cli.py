@@ -182,7 +182,12 @@ def test_help_is_everywhere(autotune: Any) -> None:
 def test_check_config(autotune: Any, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("mode: advise\n")
-    assert autotune("check-config", str(good))[0] == 0
+    code, out, _ = autotune("check-config", str(good))
+    assert code == 0
+    assert "by figures that are estimated, published ones" in out
+    off = tmp_path / "off.yaml"
+    off.write_text("policy: {quality_budget: null}\n")
+    assert "no quality budget is kept" in autotune("check-config", str(off))[1]
     bad.write_text("mode: x\nnosuch: 1\n")
     code, out, err = autotune("check-config", str(bad))
     assert code == 1
