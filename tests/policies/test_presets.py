@@ -83,6 +83,21 @@ def test_default_is_inside_the_quality_budget_and_the_literature_is_run_as_publi
     assert (played.quality_per_token <= USUAL_BUDGET) is is_inside
 
 
+def test_default_goes_to_int4_where_the_model_is_measured_to_lose_nothing_by_it() -> None:
+    from engine.tunables import TUNABLES
+    from envs.profile import Quality, read_profile
+    from envs.simulated import DEFAULT_PROFILE, SimulatedEngine
+    from policies.named import contender
+    from policies.play import play
+
+    measured = Quality(by_format=dict.fromkeys(TUNABLES["kv_format"].values, 0.0))
+    profile = read_profile(DEFAULT_PROFILE).model_copy(update={"quality": measured})
+    env = SimulatedEngine(profile, "reasoning-bursty", rate_scale=0.1, interval_s=2.0, warm_up_s=0.0, episode_s=90.0)
+    played = play(env, contender("default"), duration_s=90.0, interval_s=2.0, seed=3)
+    assert "kv_format=int4" in {move.change for move in played.moves}
+    assert played.quality_per_token == 0.0
+
+
 def test_defaults_goodput_is_no_lower_than_the_literatures(
     toy: Callable[..., Any], loop: Callable[..., Any], burst: Callable[..., Any]
 ) -> None:
