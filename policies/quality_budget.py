@@ -7,8 +7,9 @@ stays inside the budget, but for what a single tick brings that nobody could see
 outputs longer than the 95th percentile of late. Whether a long mean or a fading one is meant makes no difference: where
 no fading mean was ever above the budget, no mean from the beginning is.
 
-Losses are the profile's figures, weighted by what the engine holds. What nobody has measured is refused. Knobs that an
-operator holds are left alone, and what they cost is paid for by all others.
+Losses are the profile's figures, or published ones, weighted by what the engine holds. What a measured profile has no
+figure for is refused. Of a format that is refused, :mod:`policies.quality_ladder` finds the part of the way that is
+not. Knobs that an operator holds are left alone, and what they cost is paid for by all others.
 """
 
 from __future__ import annotations
