@@ -170,6 +170,26 @@ def test_savings_are_spent_and_the_knob_is_handed_back_in_time() -> None:
     assert service.tick(Change("kv_format", "k8v4")).allowed  # nobody had asked for it, and much is saved again
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["k8v4", "int4"]), st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(5, 300))
+def test_a_wish_that_lasts_moves_the_knob_up_the_ladder_and_at_most_once_back(
+    wish: str, loads: list[int], longest: int
+) -> None:
+    """However the load sways: rules ask at every tick for what they do not get, and nothing comes and goes."""
+    service = Service(guard(), longest=longest)
+    moves = []
+    for running in loads:
+        for _ in range(100):
+            verdict = service.tick(Change("kv_format", wish), running)
+            if verdict.is_decision:
+                assert verdict.change is not None
+                moves.append(verdict.change.value)
+    up = ["int8", "k8v4", "int4"]
+    back = moves.index("int8", 1) if "int8" in moves[1:] else len(moves)
+    assert moves[:back] == [value for value in up if value in moves[:back]]
+    assert moves[back:] in ([], ["int8"])
+
+
 def test_the_figures_are_in_the_text() -> None:
     service = Service(guard())
     service.tick(None)
