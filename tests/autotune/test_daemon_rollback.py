@@ -15,6 +15,9 @@ INT4 = Change("kv_format", "int4")
 WORSE = {"int4": 0.5}
 
 
+UNBUDGETED = "policy: {quality_budget: null}\n"  # int4 at once, whatever it loses
+
+
 class Wanting:
     """Always wants one change."""
 
@@ -42,7 +45,7 @@ def served(rig: Any, gaps: dict[Any, float]) -> None:
 
 
 def test_a_change_that_made_things_worse_is_rolled_back_and_not_tried_again(make_rig: Any) -> None:
-    rig = wanting(make_rig())
+    rig = wanting(make_rig(UNBUDGETED))
     rig.run_s(12, lambda: served(rig, WORSE))
     assert rig.engine.state.desired["kv_format"] == "int4"
     rig.run_s(10, lambda: served(rig, WORSE))
@@ -62,18 +65,18 @@ def test_a_change_that_made_things_worse_is_rolled_back_and_not_tried_again(make
 
 
 def test_a_rollback_outlives_the_daemon(make_rig: Any) -> None:
-    first = wanting(make_rig())
+    first = wanting(make_rig(UNBUDGETED))
     first.run_s(15, lambda: served(first, WORSE))
     assert first.engine.state.desired["kv_format"] == "int4"
     first.close()
-    again = wanting(make_rig(engine=first.engine, clock=first.clock))
+    again = wanting(make_rig(UNBUDGETED, engine=first.engine, clock=first.clock))
     assert again.loop.restore()
     again.run_s(30, lambda: served(again, WORSE))
     assert again.engine.state.desired["kv_format"] == "native"
 
 
 def test_coarse_changes_begin_with_a_step_where_that_is_wanted(make_rig: Any) -> None:
-    rig = wanting(make_rig("guard: {effects: {canary: [kv_format]}}"))
+    rig = wanting(make_rig(f"{UNBUDGETED}guard: {{effects: {{canary: [kv_format]}}}}"))
     rig.run_s(60, lambda: served(rig, {}))
     written = [value for _, value, verdict in rig.decisions() if verdict == "applied"]
     assert written == ["int8", "k8v4", "int4"]
@@ -83,7 +86,7 @@ def test_coarse_changes_begin_with_a_step_where_that_is_wanted(make_rig: Any) ->
 
 
 def test_a_step_that_missed_ends_the_way(make_rig: Any) -> None:
-    rig = wanting(make_rig("guard: {effects: {canary: [kv_format]}}"))
+    rig = wanting(make_rig(f"{UNBUDGETED}guard: {{effects: {{canary: [kv_format]}}}}"))
     rig.run_s(300, lambda: served(rig, {"int8": 0.5}))
     written = [value for _, value, verdict in rig.decisions() if verdict == "applied"]
     assert written == ["int8", "native"]
