@@ -2,10 +2,10 @@
 
 Speeds are per second of one core's own time (one process, one thread), so that a busy machine does not show in them.
 Fidelity runs the bundled model on this machine, live and simulated, back to back, on one thread. With ``--clock cpu``
-time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. A shared machine is
-not always equally fast: before and after each live run the same piece of work is timed, and the simulation that the run
-is held against has its times scaled by what that took over what it took around the profile (``uncorrected_err_pct`` is
-without). What else the machine does shows as the spread of live runs against each other, printed beside every error.
+time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. A shared machine
+is not always equally fast: before and after each live run the same piece of work is timed, and the simulation that the
+run is held against has its times scaled by what that took over what it took around the profile (without that it is
+``uncorrected_err_pct``). What else the machine does shows as the spread of live runs, printed beside every error.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def at_rate(trace: Trace, rate_rps: float, duration_s: float) -> Trace:
 class Comparison:
     """Relative differences in per cent by figure.
 
-    ``error_pct``: of live runs and their simulations, each on a machine as fast as it was during that run (the median of
-    the ratios). ``uncorrected_pct``: of the median live run and a simulation at the speed of the profile's time.
+    ``error_pct``: of live runs and their simulations, each on a machine as fast as it was during that run (the median
+    of the ratios). ``uncorrected_pct``: of the median live run and a simulation at the speed of the profile's time.
     ``spread_pct``: of two live runs, on average. ``speeds``: how long the machine took for the same work around each
     run, over how long it took around the profile.
     """
