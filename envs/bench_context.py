@@ -91,7 +91,7 @@ class Bench:
         return statistics.median(taken)
 
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
-        longest = self.profile.model.max_model_len
+        longest = self._loaded.config.max_model_len
         return SimOptions(self.pool_bytes, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
 
     def case(
