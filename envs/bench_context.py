@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import generate
 from envs.workload.loaders import load_trace
 from envs.workload.scaling import Scaling, scale
-from envs.workload.trace import Trace
+from envs.workload.trace import Trace, TraceRequest, from_requests
 
 if TYPE_CHECKING:
     from envs.live_run import LiveEngineRun
@@ -26,6 +27,8 @@ MODEL: Final = Path("engine/bundled/model")
 POOL_BYTES: Final = 24 << 20
 # Prompts and outputs of big models' traces, for a small one.
 _LENGTH_SCALE: Final = 8.0
+# Prompts, then decodes together: what the engine does, in a third of a second.
+_GAUGE: Final = from_requests("gauge", [TraceRequest(0.0, 150 + 40 * i, 24) for i in range(6)])
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class Bench:
         self._loaded = load_model(context.model)
         self.pool_bytes = pool_bytes
         self.live: LiveEngineRun = LiveEngineRun(self._loaded, pool_bytes, cpu_time=context.cpu_time)
+        before_s = self.gauge_s()
         self.profile = self.measure()
+        self.profile_gauge_s = (before_s + self.gauge_s()) / 2
 
     def measure(self) -> Profile:
         """The machine as it is now."""
@@ -77,8 +82,18 @@ class Bench:
         quick = self.context.quick
         return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=quick, clock=clock)
 
+    def gauge_s(self) -> float:
+        """How long the machine takes, now, for a fixed piece of the engine's work, per token of output: median of
+        three.
+        """
+        taken = []
+        for _ in range(3):
+            records = self.live.run(_GAUGE, self.options({})).records
+            taken.append(1.0 / figures(records)["throughput"])
+        return statistics.median(taken)
+
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
-        longest = self.profile.model.max_model_len
+        longest = self._loaded.config.max_model_len
         return SimOptions(self.pool_bytes, longest, values=dict(values), max_waiting=1 << 20, recode_share=0.15)
 
     def case(
@@ -88,11 +103,19 @@ class Bench:
         repeats: int,
         changes: Sequence[tuple[float, Patch]] = (),
     ) -> Comparison:
-        """One trace, live several times and simulated once."""
-        options = self.options(values)
-        live = [figures(self.live.run(trace, options, changes).records) for _ in range(repeats)]
-        records, _ = simulate(self.profile.groups(), self.profile.latency_model(), trace, options, changes)
-        return compare(live, figures(records))
+        """One trace, live several times, each run beside its simulation on a machine as fast as it was just then."""
+        options, model = self.options(values), self.profile.latency_model()
+        live, simulated, speeds = [], [], []
+        before_s = self.gauge_s()
+        for _ in range(repeats):
+            live.append(figures(self.live.run(trace, options, changes).records))
+            after_s = self.gauge_s()
+            speeds.append((before_s + after_s) / 2 / self.profile_gauge_s)
+            before_s = after_s
+            records, _ = simulate(self.profile.groups(), model.scaled(speeds[-1]), trace, options, changes)
+            simulated.append(figures(records))
+        records, _ = simulate(self.profile.groups(), model, trace, options, changes)
+        return compare(live, simulated, figures(records), speeds)
 
 
 def small(trace: Trace) -> Trace:

@@ -2,8 +2,10 @@
 
 Speeds are per second of one core's own time (one process, one thread), so that a busy machine does not show in them.
 Fidelity runs the bundled model on this machine, live and simulated, back to back, on one thread. With ``--clock cpu``
-time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. What else the
-machine does shows as the spread of live runs against each other, which is printed beside every error.
+time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. A shared machine
+is not always equally fast: before and after each live run the same piece of work is timed, and the simulation that the
+run is held against has its times scaled by what that took over what it took around the profile (without that it is
+``uncorrected_err_pct``). What else the machine does shows as the spread of live runs, printed beside every error.
 """
 
 from __future__ import annotations
@@ -152,10 +154,14 @@ def fidelity(context: Context) -> dict[str, Any]:
             what = {"trace": name, "share": share, "values": dict(values), "switches": bool(changes)}
             rows.append({**what, **vars(found)})
             errors = ", ".join(f"{f} {found.error_pct[f]:.1f} ({found.spread_pct[f]:.1f})" for f in FIGURES)
+            errors += f", time over the profile's {min(found.speeds):.2f} to {max(found.speeds):.2f}"
             how = f"{values or 'native'}{' and switches' if changes else ''}"
             context.log(f"fidelity: {name} at {share:.0%}, {how}: {errors}")
     result: dict[str, Any] = {
         f"{name}_err_pct": statistics.median(row["error_pct"][name] for row in rows) for name in FIGURES
+    }
+    result["uncorrected_err_pct"] = {
+        name: statistics.median(row["uncorrected_pct"][name] for row in rows) for name in FIGURES
     }
     result["saturated_throughput_err_pct"] = _saturated(bench, sources, seconds, repeats)
     result["live_spread_pct"] = {name: statistics.median(row["spread_pct"][name] for row in rows) for name in FIGURES}

@@ -119,7 +119,12 @@ class EffectWatch:
                 back = self._to_take_back(opened, why, now_ns)
             opened = []
         cooling = {knob: until_ns for knob, until_ns in state["cooling"].items() if now_ns < until_ns}
-        failed = [entry for entry in state["failed"] if not self._differs(entry["conditions"], observation)]
+        # While a knob cools down what it did may still show: no load to compare with.
+        failed = [
+            entry
+            for entry in state["failed"]
+            if entry["knob"] in cooling or not self._differs(entry["conditions"], observation)
+        ]
         return {
             **state, "open": opened, "cooling": cooling, "failed": failed, "values": dict(observation.tunables),
             "back": [*back[1:], *back[:1]],  # each gets its turn, so that a refused one does not keep the others
@@ -160,7 +165,7 @@ class EffectWatch:
             back, *rest = state["back"]
             failed = {
                 "knob": back["knob"], "value": back["value"], "tick": back["tick"],
-                "conditions": {name: observation.values.get(name) for name, _ in CONDITIONS},
+                "conditions": back["conditions"],
             }  # fmt: skip
             cooling = {**state["cooling"], change.knob: now_ns + round(self.config.cool_down_s * 1e9)}
             kept = [*state["failed"], failed][-_MOST_FAILED:]
@@ -175,6 +180,7 @@ class EffectWatch:
             "alone": moved_ns is None or not 0 <= now_ns - moved_ns < window_ns,
             "values": dict(observation.tunables),
             "before": {name: observation.values.get(name) for name in FIGURES},
+            "conditions": {name: observation.values.get(name) for name, _ in CONDITIONS},
             "predicted": None if predicted is None else predicted[0],
         }  # fmt: skip
         return {**state, "open": [*state["open"], entry]}
@@ -194,13 +200,15 @@ class EffectWatch:
         return outcome, why if len(opened) == 1 else f"ticks {ticks} together: {why}", after
 
     def _to_take_back(self, opened: Sequence[Mapping[str, Any]], why: str, now_ns: int) -> list[dict[str, Any]]:
-        """By knob: from where the last change put it to where the first one found it."""
+        """By knob: from where the last change put it to where the first one found it. The conditions under which it
+        failed are those before it: afterwards requests may be in hand for longer only because of it.
+        """
         until_ns = now_ns + round(_PATIENCE_WINDOWS * self.config.window_s * 1e9)
         last = {entry["knob"]: entry for entry in opened}
         found = {entry["knob"]: entry["old"] for entry in reversed(opened)}
         return [
             {"tick": entry["tick"], "knob": knob, "value": entry["value"], "old": found[knob], "why": why,
-             "until_ns": until_ns}
+             "until_ns": until_ns, "conditions": opened[0]["conditions"]}
             for knob, entry in last.items()
             if found[knob] != entry["value"]
         ]  # fmt: skip
@@ -230,7 +238,9 @@ def _is_usable(state: WatchState) -> bool:
         return False
     if not all(isinstance(state.get(name), kind) for name, kind in kinds.items()):
         return False
-    keys = {"tick", "knob", "value", "old", "due_ns", "latest_ns", "canary", "alone", "values", "before", "predicted"}
-    return all(isinstance(entry, dict) and keys <= set(entry) for entry in state["open"]) and all(
-        isinstance(entry, dict) and {"knob", "value", "tick", "conditions"} <= set(entry) for entry in state["failed"]
-    )
+    keys = {
+        "tick", "knob", "value", "old", "due_ns", "latest_ns", "canary", "alone", "values", "before", "conditions",
+        "predicted",
+    }  # fmt: skip
+    lists = [(state["open"], keys), ([*state["failed"], *state["back"]], {"knob", "value", "tick", "conditions"})]
+    return all(isinstance(entry, dict) and wanted <= set(entry) for entries, wanted in lists for entry in entries)

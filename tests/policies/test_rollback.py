@@ -32,6 +32,7 @@ GOOD = {"ttft_tail_s": 0.5, "tbt_tail_s": 0.05, "offered_rps": 2.0, "offered_rps
         ({"tbt_tail_s": 0.05}, {"tbt_tail_s": 0.19}, {"tbt_tail_s": 0.2}, Outcome.MET),  # as predicted
         ({"tbt_tail_s": 0.05}, {"tbt_tail_s": 0.12}, {"tbt_tail_s": 0.2}, Outcome.MISSED),
         ({"tbt_tail_s": 0.05, "kv_demand": 0.8}, None, {"tbt_tail_s": 0.2, "kv_demand": 1.2}, Outcome.UNCLEAR),
+        ({"tbt_tail_s": 0.05, "kv_demand": 0.2}, None, {"tbt_tail_s": 0.2, "kv_demand": 0.6}, Outcome.MISSED),
         ({"tbt_tail_s": 0.05, "offered_rps": 2.0}, None, {"tbt_tail_s": 0.2, "offered_rps": 3.0}, Outcome.UNCLEAR),
         ({"tbt_tail_s": 0.05, "offered_rps": 2.0}, None, {"tbt_tail_s": 0.2, "offered_rps": 1.0}, Outcome.MISSED),
         ({"ttft_tail_s": 4.0}, {"ttft_tail_s": 0.5}, {"ttft_tail_s": 3.5}, Outcome.SHORT),
