@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue
@@ -39,9 +39,6 @@ from envs.spaces import NOTHING
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import stream
 from envs.workload.scaling import Scaling, scale
-
-if TYPE_CHECKING:
-    pass
 
 ROWS: Final = ("speed", "env", "week", "fidelity", "tau", "capacity", "hits", "shake")
 _WEEK_RPS: Final = 1.0

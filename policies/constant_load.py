@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine.tunables import default_values
 from envs.simulated import SimulatedEngine
 from policies.evaluation.cells import reversals
-from policies.executors import Executor
+from policies.executors import Executor, in_order
 from policies.named import World, contender
 from policies.play import play
 from policies.steady import Bench
@@ -73,12 +73,7 @@ def constant_load(
     hours: float = 24.0,
     interval_s: float = 2.0,
     seed: int = 0,
-    done: Callable[[], None] | None = None,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Held]:
     """Every level, in order of ``shares``; ``done`` is called after each."""
-    found: dict[int, Held] = {}
-    for place, held in executor.map(partial(hold, bench, name, hours, interval_s, seed), list(shares)):
-        found[place] = held
-        if done is not None:
-            done()
-    return [found[place] for place in range(len(shares))]
+    return in_order(executor, partial(hold, bench, name, hours, interval_s, seed), list(shares), done)

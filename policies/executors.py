@@ -31,9 +31,17 @@ class Executor(Protocol):
         ...
 
 
-def in_order(executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """All results in the order of the tasks."""
-    found = dict(executor.map(function, tasks))
+def in_order(
+    executor: Executor,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    done: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """All results in the order of the tasks; ``done`` is called as each comes. Raises what a task raises."""
+    found: dict[int, Result] = {}
+    for place, result in executor.map(function, tasks):
+        found[place] = result
+        done()
     return [found[place] for place in range(len(tasks))]
 
 

@@ -137,7 +137,9 @@ class QualityBudget:
             return None if saved >= 0 else f"{says}; {-saved:.3g} tokens' worth is overdrawn"
         ahead = self._ahead(observation, hold_s=self.hold_s)
         if ahead is None:
-            return f"{says}; nothing runs, or lengths of outputs are not known, so nobody knows how much would be spent"
+            idle = number(observation.values.get("running")) == 0
+            why = "nothing runs" if idle else "what runs and how long its outputs get is not known yet"
+            return f"{says}; {why}, so nobody knows how much would be spent"
         if saved >= above * ahead:
             return None
         return f"{says}; what is saved pays for {max(0.0, saved / above):.0f} tokens of it, {ahead:.0f} are ahead"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from envs.simulated import SimulatedEngine
 from policies.evaluation.oracle import OraclePlan, play_oracle
-from policies.executors import Executor
+from policies.executors import Executor, in_order
 from policies.named import World, contender
 from policies.play import Played, Row, play
 from policies.steady import Bench
@@ -104,12 +104,7 @@ def spikes(
     interval_s: float = 2.0,
     seed: int = 0,
     quality_budget: float = 0.005,
-    done: Callable[[], None] | None = None,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Spike]:
     """Every base load, in order; ``done`` is called after each."""
-    found: dict[int, Spike] = {}
-    for place, one in executor.map(partial(spike, bench, name, interval_s, seed, quality_budget), list(bases)):
-        found[place] = one
-        if done is not None:
-            done()
-    return [found[place] for place in range(len(bases))]
+    return in_order(executor, partial(spike, bench, name, interval_s, seed, quality_budget), list(bases), done)

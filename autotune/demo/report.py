@@ -13,7 +13,7 @@ from rich.table import Table
 
 from autotune.demo.foretell import Foretold
 from autotune.demo.sides import NATIVE, Side
-from autotune.demo.sides_view import order_agreement, side_figures
+from autotune.demo.sides_view import order_agreement, rounded, side_figures
 from autotune.demo.sizing import TBT_FACTOR, TTFT_FACTOR, Rates, SizedLoad
 from autotune.demo.watch import Seen
 from autotune.replay.summary import Percentiles, Summary
@@ -114,20 +114,20 @@ def result(
         "evictions_used": used("eviction"),
         "ttft_p95_s": _mean(arm.summary.ttft for arm in tuned),
         "tbt_p95_s": _mean(arm.summary.tbt for arm in tuned),
-        "goodput_rps": _round(fmean(arm.summary.goodput_rps for arm in tuned)),
-        f"{other}_goodput_rps": _round(fmean(arm.summary.goodput_rps for arm in static)),
+        "goodput_rps": rounded(fmean(arm.summary.goodput_rps for arm in tuned)),
+        f"{other}_goodput_rps": rounded(fmean(arm.summary.goodput_rps for arm in static)),
         f"{other}_ttft_p95_s": _mean(arm.summary.ttft for arm in static),
         f"{other}_tbt_p95_s": _mean(arm.summary.tbt for arm in static),
         "pairs": [
-            [_round(a.summary.goodput_rps), _round(b.summary.goodput_rps)] for a, b in zip(tuned, static, strict=True)
+            [rounded(a.summary.goodput_rps), rounded(b.summary.goodput_rps)] for a, b in zip(tuned, static, strict=True)
         ],
         **({} if second.name == NATIVE else {"against": second.name}),
         "sides": side_figures(arms, sides, foretold or {}),
         **({} if not foretold else {"order_agreement": order_agreement(arms, sides, foretold)}),
         "pool_bytes": load.pool_bytes,
-        "peak_rps": _round(load.peak_rps),
-        "prefill_tps": _round(rates.prefill_tps),
-        "decode_tps_16": _round(rates.decode_tps(16)),
+        "peak_rps": rounded(load.peak_rps),
+        "prefill_tps": rounded(rates.prefill_tps),
+        "decode_tps_16": rounded(rates.decode_tps(16)),
     }
 
 
@@ -171,8 +171,4 @@ def _shown(values: Percentiles | None, which: str) -> str:
 
 def _mean(values: Any) -> float | None:
     known = [value.p95_s for value in values if value is not None]
-    return _round(fmean(known)) if known else None
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")
+    return rounded(fmean(known)) if known else None

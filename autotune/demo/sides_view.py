@@ -30,17 +30,17 @@ def side_figures(arms: Sequence[Arm], sides: Sequence[Side], foretold: Mapping[s
         mine = [arm for arm in arms if arm.side == one]
         ratios = [arm.summary.goodput_rps / rps for arm, rps in zip(mine, base, strict=True) if rps > 0]
         found[one.name] = {
-            "inside": [_round(arm.inside) for arm in mine],
-            "goodput_rps": [_round(arm.summary.goodput_rps) for arm in mine],
-            "ttft_p95_s": [None if arm.summary.ttft is None else _round(arm.summary.ttft.p95_s) for arm in mine],
-            "tbt_p95_s": [None if arm.summary.tbt is None else _round(arm.summary.tbt.p95_s) for arm in mine],
+            "inside": [rounded(arm.inside) for arm in mine],
+            "goodput_rps": [rounded(arm.summary.goodput_rps) for arm in mine],
+            "ttft_p95_s": [None if arm.summary.ttft is None else rounded(arm.summary.ttft.p95_s) for arm in mine],
+            "tbt_p95_s": [None if arm.summary.tbt is None else rounded(arm.summary.tbt.p95_s) for arm in mine],
             "lost": sum(arm.summary.offered - arm.summary.completed for arm in mine),
             "decisions_applied": sum(len(arm.seen.applied) for arm in mine),
             "preemptions": sum(arm.seen.preemptions for arm in mine),
             "evicted_tokens": sum(arm.seen.evicted_tokens for arm in mine),
             "ratio_to": reference.name,
-            "ratio": [_round(min(ratios)), _round(median(ratios)), _round(max(ratios))] if ratios else None,
-            **({"foretold_inside": [_round(x) for x in foretold[one.name].inside]} if one.name in foretold else {}),
+            "ratio": [rounded(min(ratios)), rounded(median(ratios)), rounded(max(ratios))] if ratios else None,
+            **({"foretold_inside": [rounded(x) for x in foretold[one.name].inside]} if one.name in foretold else {}),
         }
     return found
 
@@ -78,5 +78,6 @@ def sides_table(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
+    """Four digits, as in the result's JSON."""
     return float(f"{value:.4g}")

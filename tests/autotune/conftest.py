@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from autotune.cli import app
+from autotune.cli._shared import fail_with
+
 # Tests are files, not a package: what several of them need lies there.
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -44,3 +47,15 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     yield make
     for rig in rigs:
         rig.close()
+
+
+@pytest.fixture
+def autotune(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in this process: exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = fail_with(lambda: app(list(arguments), standalone_mode=False))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

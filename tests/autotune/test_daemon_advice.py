@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.advice import AdviceReader
-from autotune.cli import app
-from autotune.cli._shared import fail_with
 from autotune.cli.score_advice import _lines
 from autotune.journal_file import Tick
 from autotune.run_document import run_document
@@ -111,16 +108,6 @@ class SimulatedControl:
 
     def patch(self, changes: Any, *, writer: str, reason: str = "", if_revision: int | None = None) -> Any:
         return self._simulator.core.patch(Patch(changes, writer, reason, if_revision)).to_json()
-
-
-@pytest.fixture
-def autotune(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = fail_with(lambda: app(list(arguments), standalone_mode=False))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_a_daemon_in_advise_mode_is_scored(make_rig: Any, autotune: Any) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.cli import app
-from autotune.cli._shared import fail_with
 from autotune.journal import Journal
 from autotune.journal_file import Tick
 from engine.clock import RealClock
@@ -21,16 +19,6 @@ def socket(fakes: Any, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     engine = fakes.FakeEngine(RealClock())
     with fakes.FakeControlServer(engine, tmp_path / "e.sock"):
         yield engine, str(tmp_path / "e.sock")
-
-
-@pytest.fixture
-def autotune(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = fail_with(lambda: app(list(arguments), standalone_mode=False))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_tunables_for_people_and_machines(autotune: Any, socket: Any) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.cli import app
-from autotune.cli._shared import fail_with
 from autotune.writers import has_ended, named, pinned_by
 from engine.clock import RealClock
 
@@ -20,16 +17,6 @@ PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 def pressed(engine: Any) -> None:
     engine.set_usage(0.95, running=60, waiting=30)
     engine.serve_requests(5, ttft_s=3.0, gap_s=0.2)
-
-
-@pytest.fixture
-def autotune(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = fail_with(lambda: app(list(arguments), standalone_mode=False))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_names_of_pins() -> None:

@@ -12,8 +12,6 @@ from typing import Any, Never
 
 import pytest
 
-from autotune.cli import app
-from autotune.cli._shared import fail_with
 from autotune.config import parse_config
 from autotune.journal_file import read_runs, read_ticks_between
 from autotune.rethinking import Replayed, Rethinker
@@ -55,16 +53,6 @@ def ran(make_rig: Any) -> Any:
     rig.daemon.request_reload()
     rig.run_s(60, load)
     return rig
-
-
-@pytest.fixture
-def autotune(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = fail_with(lambda: app(list(arguments), standalone_mode=False))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_every_tick_comes_out_the_same_over_a_reload(ran: Any) -> None:

@@ -1,6 +1,7 @@
 # Runs inside the nested machine: start, reload, freeze and stop both services; one line per fact.
 say() { echo "FACT $1=$2"; }
 show() { systemctl show -P "$2" "$1"; }
+says() { for _ in $(seq 150); do case "$(show "$1" StatusText)" in *"$2"*) return 0 ;; esac; sleep 0.2; done; return 1; }
 wait_for() { for _ in $(seq "$3"); do [ "$(show "$1" "$2")" "$4" "$5" ] && return 0; sleep 0.2; done; return 1; }
 
 systemctl start autotune-engine autotune; say start $?
@@ -20,9 +21,9 @@ say daemon_health "$(curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:946
 
 sed -i 's/^tick_s: .*/tick_s: 0.5/' /etc/kv-autotune/autotune.yaml
 systemctl reload autotune; say reload $?
-sleep 2; say reload_status "$(show autotune StatusText)"
+says autotune 'reload: applied'; say reload_status "$(show autotune StatusText)"
 echo 'nonsense: 1' >> /etc/kv-autotune/autotune.yaml
-systemctl reload autotune; sleep 2
+systemctl reload autotune; says autotune 'reload refused'
 say bad_reload_status "$(show autotune StatusText)"
 say bad_reload_active "$(show autotune ActiveState)"
 sed -i '/^nonsense/d' /etc/kv-autotune/autotune.yaml
