@@ -352,6 +352,7 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
             return
         if self._tier is not None and settings.host_offload != old.host_offload:
             self._tier.set_enabled(settings.host_offload)
+            self._dropped.tell_all()
         self._epoch += 1
         if settings.prefix_eviction != old.prefix_eviction:
             self._use_prefix_policy()

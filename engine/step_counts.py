@@ -43,6 +43,12 @@ STEP_TERMS: Final[tuple[Term, ...]] = (
     *_KV,
     Term("decode_block", "block-layer", "table entries that decoding sequences walk: the price of small blocks"),
     Term("sample", "sequence", "sequences that sample a token"),
+    Term("chunk_step", "step", "steps with a prompt chunk: a second kind of attention, products of many rows"),
+    Term(
+        "regrouped",
+        "step",
+        "decode steps over other sequences than the step before, or after chunks: cold caches, new tables",
+    ),
 )
 STEP_NAMES: Final = tuple(term.name for term in STEP_TERMS)
 STEP_INDEX: Final[Mapping[str, int]] = {name: index for index, name in enumerate(STEP_NAMES)}
@@ -113,6 +119,7 @@ class StepCounter:
         self.token_bytes = [[group.shape.tile_stride(kind) // kind.tile_tokens for kind in FORMATS] for group in groups]
         self.native_bytes = sum(by_code[NATIVE.code] for by_code in self.token_bytes)  # of a token, all layers
         self._stored: dict[Request, list[Stored]] = {}
+        self._decoded: Sequence[Request] = ()  # by the last step; nobody where it had chunks
 
     def stored(self, request: Request, tables: Tables) -> list[Stored]:
         """A request's KV by group, up to date."""
@@ -147,8 +154,18 @@ class StepCounter:
         counts[_BEYOND_KNEE] = max(0, tokens - self.knee_tokens)
         counts[_PREFILL_SEQUENCE] = chunks
         counts[_SAMPLE] = samples
+        if chunks:
+            counts[_CHUNK_STEP], self._decoded = 1, ()
+        else:
+            counts[_REGROUPED] = self.regroup([sequence.request for sequence in sequences])
         self.kv_bytes_written = tokens * self.native_bytes
         return counts
+
+    def regroup(self, requests: Sequence[Request]) -> int:
+        """These decode next: 1 if they are not those that decoded in the last step, else 0. None are not a change."""
+        changed = requests != self._decoded and bool(requests)
+        self._decoded = requests
+        return int(changed)
 
     def counted(self, request: Request) -> list[Stored]:
         """A request's KV by group as the last step counted found it."""
@@ -238,6 +255,7 @@ _STEP, _PREFILL_TOKEN, _DECODE_SEQUENCE, _BEYOND_KNEE, _PREFILL_SEQUENCE, _PREFI
 _PREFILL_KV_NATIVE, _PREFILL_KV_LOSSY = STEP_INDEX["prefill_kv_native"], STEP_INDEX["prefill_kv_lossy"]
 _DECODE_KV = STEP_INDEX[f"decode_kv_{FORMATS[0].name}"]  # + format code
 _DECODE_BLOCK, _SAMPLE = STEP_INDEX["decode_block"], STEP_INDEX["sample"]
+_CHUNK_STEP, _REGROUPED = STEP_INDEX["chunk_step"], STEP_INDEX["regrouped"]
 _RECODE_OF = {
     (source.code, target.code): RECODE_INDEX[f"recode_{source.name}_{target.name}"]
     for source in FORMATS

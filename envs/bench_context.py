@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue
 from envs.fidelity import Comparison, compare, figures, simulate
-from envs.profile import Profile
 from envs.simulator import SimOptions
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import generate
 from envs.workload.loaders import load_trace
 from envs.workload.scaling import Scaling, scale
-from envs.workload.trace import Trace, TraceRequest, from_requests
+from envs.workload.trace import Trace
 
 if TYPE_CHECKING:
+    from engine.profiling.measure import Round
     from envs.live_run import LiveEngineRun
 
 PROFILES: Final = Path(__file__).parent / "profiles"
@@ -27,8 +27,11 @@ MODEL: Final = Path("engine/bundled/model")
 POOL_BYTES: Final = 24 << 20
 # Prompts and outputs of big models' traces, for a small one.
 _LENGTH_SCALE: Final = 8.0
-# Prompts, then decodes together: what the engine does, in a third of a second.
-_GAUGE: Final = from_requests("gauge", [TraceRequest(0.0, 150 + 40 * i, 24) for i in range(6)])
+# A latency model is of so many looks, of loads of so many prompt tokens at most.
+_LOOKS: Final = 3
+_PROFILE_TOKENS: Final = 9000
+_PROFILE_POOL_BYTES: Final = 64 << 20
+_RUNS_PER_LOOK: Final = 3
 
 
 @dataclass(frozen=True)
@@ -54,43 +57,46 @@ class Context:
 
 
 class Bench:
-    """A loaded model, its profile and its live engine with a KV pool: what the fidelity rows share."""
+    """A loaded model, its latency model and its live engine with a KV pool: what the fidelity rows share.
+
+    A shared machine is not always equally fast, so the latency model is that of the last few looks at the machine, and
+    live runs have them before, between and after.
+    """
 
     def __init__(self, context: Context, pool_bytes: int = POOL_BYTES) -> None:
         import torch  # noqa: PLC0415
 
         from engine.loader import load_model  # noqa: PLC0415
-        from envs.live_run import LiveEngineRun  # noqa: PLC0415
+        from engine.profiling.measure import Measurer  # noqa: PLC0415
+        from envs.live_run import CpuClock, LiveEngineRun  # noqa: PLC0415
 
         # One thread: two would wait for whatever else runs on the machine.
         torch.set_num_threads(1)
         self.context = context
         self._loaded = load_model(context.model)
+        self.groups = self._loaded.groups
         self.pool_bytes = pool_bytes
         self.live: LiveEngineRun = LiveEngineRun(self._loaded, pool_bytes, cpu_time=context.cpu_time)
-        before_s = self.gauge_s()
-        self.profile = self.measure()
-        self.profile_gauge_s = (before_s + self.gauge_s()) / 2
+        clock = CpuClock() if context.cpu_time else None
+        self._measurer: Measurer = Measurer(self._loaded, _PROFILE_POOL_BYTES, clock=clock)
+        self._measurer.warm_up()
+        self._looks: deque[Round] = deque(maxlen=_LOOKS)
+        for _ in range(_LOOKS):
+            self.look()
 
-    def measure(self) -> Profile:
-        """The machine as it is now."""
-        from envs.live_run import CpuClock  # noqa: PLC0415
-        from envs.measured import measure_profile  # noqa: PLC0415
+    def look(self) -> None:
+        """Play the profile's scenarios once more, and let the latency model follow."""
+        from engine.profiling.measure import pooled  # noqa: PLC0415
+        from engine.profiling.scenarios import scenarios  # noqa: PLC0415
+        from envs.measured import fit  # noqa: PLC0415
 
-        self.context.log("measuring a profile")
-        clock = CpuClock() if self.context.cpu_time else None
-        quick = self.context.quick
-        return measure_profile(self._loaded, pool_bytes=128 << 20, created="", versions={}, quick=quick, clock=clock)
-
-    def gauge_s(self) -> float:
-        """How long the machine takes, now, for a fixed piece of the engine's work, per token of output: median of
-        three.
-        """
-        taken = []
-        for _ in range(3):
-            records = self.live.run(_GAUGE, self.options({})).records
-            taken.append(1.0 / figures(records)["throughput"])
-        return statistics.median(taken)
+        chosen = scenarios(
+            pool_tokens=self._measurer.pool_tokens, max_model_len=self._loaded.config.max_model_len,
+            max_tokens=_PROFILE_TOKENS, quick=self.context.quick,
+        )  # fmt: skip
+        self._looks.append(self._measurer.play(chosen))
+        fitted = fit(pooled(list(self._looks)))
+        self.model, self.fit_error_pct = fitted.model, 100 * fitted.steps.median
 
     def options(self, values: Mapping[str, TunableValue]) -> SimOptions:
         longest = self._loaded.config.max_model_len
@@ -103,19 +109,15 @@ class Bench:
         repeats: int,
         changes: Sequence[tuple[float, Patch]] = (),
     ) -> Comparison:
-        """One trace, live several times, each run beside its simulation on a machine as fast as it was just then."""
-        options, model = self.options(values), self.profile.latency_model()
-        live, simulated, speeds = [], [], []
-        before_s = self.gauge_s()
-        for _ in range(repeats):
+        """One trace, live several times with looks at the machine in between, and its simulation."""
+        options, live = self.options(values), []
+        for run in range(repeats):
+            if run % _RUNS_PER_LOOK == 0:
+                self.look()
             live.append(figures(self.live.run(trace, options, changes).records))
-            after_s = self.gauge_s()
-            speeds.append((before_s + after_s) / 2 / self.profile_gauge_s)
-            before_s = after_s
-            records, _ = simulate(self.profile.groups(), model.scaled(speeds[-1]), trace, options, changes)
-            simulated.append(figures(records))
-        records, _ = simulate(self.profile.groups(), model, trace, options, changes)
-        return compare(live, simulated, figures(records), speeds)
+        self.look()
+        records, _ = simulate(self.groups, self.model, trace, options, changes)
+        return compare(live, figures(records))
 
 
 def small(trace: Trace) -> Trace:

@@ -56,7 +56,7 @@ def hits(context: Context) -> dict[str, Any]:
     bench = Bench(context)
     base = small(context.trace("mooncake_conversation_train", "agent-shared-prefix", 600.0))
     values: dict[str, TunableValue] = {}
-    options, groups, model = bench.options(values), bench.profile.groups(), bench.profile.latency_model()
+    options, groups, model = bench.options(values), bench.groups, bench.model
     rate = _HIT_SHARE * capacity_rps(groups, model, base, options)
     trace = at_rate(base, rate, 6.0 if context.quick else 12.0)
     live, record = bench.live.record(trace, options)

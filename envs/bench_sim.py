@@ -3,9 +3,8 @@
 Speeds are per second of one core's own time (one process, one thread), so that a busy machine does not show in them.
 Fidelity runs the bundled model on this machine, live and simulated, back to back, on one thread. With ``--clock cpu``
 time is the processor's work for this process (see :mod:`envs.live_run`), with ``wall`` the machine's. A shared machine
-is not always equally fast: before and after each live run the same piece of work is timed, and the simulation that the
-run is held against has its times scaled by what that took over what it took around the profile (without that it is
-``uncorrected_err_pct``). What else the machine does shows as the spread of live runs, printed beside every error.
+is now fast, now slow, so the profile's loads are played between the live runs, and the simulation has the latency model
+of those around it. What else the machine does shows as the spread of live runs, printed beside every error.
 """
 
 from __future__ import annotations
@@ -144,25 +143,20 @@ def fidelity(context: Context) -> dict[str, Any]:
             changes = switches if index == len(settings) else []
             if changes and share != shares[0]:
                 continue
-            model, groups = bench.profile.latency_model(), bench.profile.groups()
-            rate = share * capacity_rps(groups, model, base, bench.options(values))
+            rate = share * capacity_rps(bench.groups, bench.model, base, bench.options(values))
             trace = at_rate(base, rate, seconds)
             found = bench.case(trace, values, repeats, changes)
             what = {"trace": name, "share": share, "values": dict(values), "switches": bool(changes)}
             rows.append({**what, **vars(found)})
             errors = ", ".join(f"{f} {found.error_pct[f]:.1f} ({found.spread_pct[f]:.1f})" for f in FIGURES)
-            errors += f", time over the profile's {min(found.speeds):.2f} to {max(found.speeds):.2f}"
             how = f"{values or 'native'}{' and switches' if changes else ''}"
             context.log(f"fidelity: {name} at {share:.0%}, {how}: {errors}")
     result: dict[str, Any] = {
         f"{name}_err_pct": statistics.median(row["error_pct"][name] for row in rows) for name in FIGURES
     }
-    result["uncorrected_err_pct"] = {
-        name: statistics.median(row["uncorrected_pct"][name] for row in rows) for name in FIGURES
-    }
     result["saturated_throughput_err_pct"] = _saturated(bench, sources, seconds, repeats)
     result["live_spread_pct"] = {name: statistics.median(row["spread_pct"][name] for row in rows) for name in FIGURES}
-    result["profile_error_pct"] = 100 * bench.profile.latency.steps.median if bench.profile.latency.steps else None
+    result["profile_error_pct"] = bench.fit_error_pct
     result["fidelity_rows"] = rows
     return result
 
@@ -172,7 +166,7 @@ def _saturated(bench: Bench, sources: Sequence[tuple[str, str]], seconds: float,
     errors = []
     for name, fallback in sources[:1] if bench.context.quick else sources:
         base = small(bench.context.trace(name, fallback, 600.0))
-        rate = _SATURATED * capacity_rps(bench.profile.groups(), bench.profile.latency_model(), base, bench.options({}))
+        rate = _SATURATED * capacity_rps(bench.groups, bench.model, base, bench.options({}))
         found = bench.case(at_rate(base, rate, seconds), {}, repeats)
         errors.append(found.error_pct["throughput"])
         spread = found.spread_pct["throughput"]
@@ -186,7 +180,7 @@ def tau(context: Context) -> dict[str, Any]:
     """
     bench = Bench(context, _TAU_POOL_BYTES)
     base = small(context.trace("servegen_deepseek-r1_GENERATED_1h", "reasoning-bursty", 600.0))
-    rate = _TAU_SHARE * capacity_rps(bench.profile.groups(), bench.profile.latency_model(), base, bench.options({}))
+    rate = _TAU_SHARE * capacity_rps(bench.groups, bench.model, base, bench.options({}))
     trace = at_rate(base, rate, 10.0 if context.quick else 20.0)
     live, simulated, spreads = [], [], []
     for values in _STATIC[:4] if context.quick else _STATIC:

@@ -77,42 +77,26 @@ def at_rate(trace: Trace, rate_rps: float, duration_s: float) -> Trace:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Relative differences in per cent by figure.
-
-    ``error_pct``: of live runs and their simulations, each on a machine as fast as it was during that run (the median
-    of the ratios). ``uncorrected_pct``: of the median live run and a simulation at the speed of the profile's time.
-    ``spread_pct``: of two live runs, on average. ``speeds``: how long the machine took for the same work around each
-    run, over how long it took around the profile.
+    """By figure: ``error_pct`` of the simulation against the median live run, ``spread_pct`` of two live runs on
+    average, both relative; and the median live run and the simulation themselves.
     """
 
     error_pct: Mapping[str, float]
-    uncorrected_pct: Mapping[str, float]
     spread_pct: Mapping[str, float]
     live: Mapping[str, float]
     simulated: Mapping[str, float]
-    speeds: Sequence[float]
 
 
-def compare(
-    live: Sequence[Mapping[str, float]],
-    simulated: Sequence[Mapping[str, float]],
-    at_profile_speed: Mapping[str, float],
-    speeds: Sequence[float],
-) -> Comparison:
-    """``live``, ``simulated``, ``speeds``: of several runs of one trace, in the same order."""
+def compare(live: Sequence[Mapping[str, float]], simulated: Mapping[str, float]) -> Comparison:
+    """``live``: several runs of one trace."""
     middle = {name: statistics.median(run[name] for run in live) for name in FIGURES}
     pairs = list(itertools.combinations(live, 2))
     spread = {
         name: statistics.fmean(100 * abs(a[name] - b[name]) / middle[name] for a, b in pairs) if pairs else 0.0
         for name in FIGURES
     }
-    error = {
-        name: 100 * abs(statistics.median(s[name] / run[name] for s, run in zip(simulated, live, strict=True)) - 1)
-        for name in FIGURES
-    }
-    uncorrected = {name: 100 * abs(at_profile_speed[name] - middle[name]) / middle[name] for name in FIGURES}
-    told = {name: statistics.median(run[name] for run in simulated) for name in FIGURES}
-    return Comparison(error, uncorrected, spread, middle, told, tuple(speeds))
+    error = {name: 100 * abs(simulated[name] / middle[name] - 1) for name in FIGURES}
+    return Comparison(error, spread, middle, dict(simulated))
 
 
 def kendall_tau(live: Sequence[float], simulated: Sequence[float], least_difference: float) -> tuple[float | None, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,39 @@ from engine.clock import Clock
 from engine.errors import EngineError
 from engine.step_counts import RECODE_NAMES, RECODES
 from engine.transfers import EMULATED_LINK_SHARE, HostLink
-from envs.latency_fit import fit_recodes, fit_steps
+from envs import latency_fit
 from envs.latency_model import LatencyModel
 from envs.offload import crossover_tokens
-from envs.profile import Device, FitError, Group, Latency, Model, Offload, Profile, capacities, terms
+from envs.profile import Device, FitError, Group, Latency, Model, Offload, Profile, TermValue, capacities, terms
 
 if TYPE_CHECKING:
     from engine.loader import LoadedModel
+    from engine.profiling.measure import Samples
     from engine.profiling.scenarios import Scenario
 
 Progress = Callable[[int, int, str], None]
 """Called with what is done, how much there is, and what was done last."""
 
 _MOST_TOKENS = 25_000  # prompt tokens of one load
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A price for every term, the model of them, and how well steps and conversions were fitted."""
+
+    prices: dict[str, TermValue]
+    model: LatencyModel
+    steps: latency_fit.FitError
+    recodes: latency_fit.FitError
+
+
+def fit(samples: Samples) -> Fitted:
+    """The latency model of measured steps and conversions, neither of them none."""
+    steps = latency_fit.fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
+    recodes = latency_fit.fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
+    prices = terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts))
+    model = LatencyModel({name: price.seconds for name, price in prices.items()}, steps.knee_tokens)
+    return Fitted(prices, model, steps.error, recodes.error)
 
 
 def measure_profile(
@@ -44,7 +65,7 @@ def measure_profile(
     import torch  # noqa: PLC0415
 
     from engine.bandwidth import measure_bandwidth, measure_link  # noqa: PLC0415
-    from engine.profiling.measure import Measurer  # noqa: PLC0415
+    from engine.profiling.measure import REPEATS, Measurer, is_large  # noqa: PLC0415
     from engine.profiling.scenarios import scenarios  # noqa: PLC0415
     from engine.quality.digest import model_digest  # noqa: PLC0415
 
@@ -59,27 +80,26 @@ def measure_profile(
     if not chosen:
         raise EngineError("the pool is too small to measure anything; give more with --kv-pool-bytes")
     tell = progress or (lambda *_: None)
-    tell(0, len(chosen), "compiling kernels")
+    total = len(chosen) + (REPEATS - 1) * sum(not is_large(scenario) for scenario in chosen)
+    tell(0, total, "compiling kernels")
     measurer.warm_up()
     done = 0
 
     def count(scenario: Scenario) -> None:
         nonlocal done
         done += 1
-        tell(done, len(chosen), _describe(scenario))
+        tell(done, total, _describe(scenario))
 
     samples = measurer.run(chosen, count)
     if not samples.recode_counts:
         raise EngineError("pool or context are too small to convert anything; give more with --kv-pool-bytes")
-    steps = fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
-    recodes = fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
+    fitted = fit(samples)
     is_cuda = target.type == "cuda"
     bandwidth = measure_bandwidth(target)
     # A profile has one rate for both ways: what comes back is what somebody waits for.
     rate = measure_link(target)[1] if is_cuda else bandwidth * EMULATED_LINK_SHARE
     link = HostLink(rate, rate, is_emulated=not is_cuda)
-    prices = terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts))
-    model = LatencyModel({name: price.seconds for name, price in prices.items()}, steps.knee_tokens)
+    model = fitted.model
     return Profile(
         source="measured",
         created=created,
@@ -100,10 +120,10 @@ def measure_profile(
         ),
         pool_bytes=pool_bytes,
         latency=Latency(
-            knee_tokens=steps.knee_tokens,
-            terms=prices,
-            steps=FitError(**vars(steps.error)),
-            recodes=FitError(**vars(recodes.error)),
+            knee_tokens=model.knee_tokens,
+            terms=fitted.prices,
+            steps=FitError(**vars(fitted.steps)),
+            recodes=FitError(**vars(fitted.recodes)),
         ),
         capacity=capacities(loaded.groups, pool_bytes),
         offload=Offload(

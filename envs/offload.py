@@ -31,7 +31,7 @@ def _prefill(groups: Sequence[GroupSpec], tokens: int, knee: int) -> list[int]:
     counts = [0] * len(STEP_TERMS)
     layers = sum(len(group.layers) for group in groups)
     counts[STEP_INDEX["step"]] = counts[STEP_INDEX["sample"]] = counts[STEP_INDEX["prefill_sequence"]] = 1
-    counts[STEP_INDEX["prefill_token"]] = tokens
+    counts[STEP_INDEX["prefill_token"]], counts[STEP_INDEX["chunk_step"]] = tokens, 1
     counts[STEP_INDEX["token_beyond_knee"]] = max(0, tokens - knee)
     counts[STEP_INDEX["prefill_kv_native"]] = layers * tokens
     counts[STEP_INDEX["prefill_pair"]] = layers * (tokens * (tokens + 1) // 2)

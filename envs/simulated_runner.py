@@ -56,7 +56,9 @@ class _Share:
 
 @dataclass
 class _Run:
-    """Sums over the sequences of a run: step ``s`` attends for ``cost_fs + growth_fs * s``."""
+    """Sums over the sequences of a run: step ``s`` attends for ``cost_fs + growth_fs * s``. ``is_new``: whether the
+    next step is the first over these sequences.
+    """
 
     requests: dict[Request, _Share] = field(default_factory=dict)
     cost_fs: int = 0
@@ -68,6 +70,7 @@ class _Run:
     last_ns: int = 0
     tokens: int = 0
     bytes_read: int = 0
+    is_new: bool = True
 
 
 class SimulatedRunner:
@@ -109,6 +112,7 @@ class SimulatedRunner:
         self._step_fs = prices[STEP_INDEX["step"]]
         self._sequence_fs = prices[STEP_INDEX["decode_sequence"]] + prices[STEP_INDEX["sample"]]
         self._beyond_fs = prices[STEP_INDEX["token_beyond_knee"]]
+        self._regrouped_fs = prices[STEP_INDEX["regrouped"]]
         self._layer_shares = [layers / sum(self._counter.layers) for layers in self._counter.layers]
 
     @property
@@ -238,6 +242,7 @@ class SimulatedRunner:
     def left(self, request: Request, position: int) -> None:
         del position
         share = self._run.requests.pop(request)
+        self._run.is_new = True
         self._charge(share)
         self._take_out(share)
         self._settle(cast("SimRequest", request))
@@ -246,12 +251,21 @@ class SimulatedRunner:
     def _settle(self, request: SimRequest) -> None:
         request.late_gaps += self._run.late
 
+    def _regroup_fs(self) -> int:
+        """What the next step costs for being the first over its sequences."""
+        run = self._run
+        if not run.is_new:
+            return 0
+        run.is_new = False
+        return self._regrouped_fs * self._counter.regroup(list(run.requests))
+
     def step(self) -> int:
         run, ledger = self._run, self._ledger
         number = len(run.requests)
         fixed = self._step_fs + number * self._sequence_fs
         if number > self.model.knee_tokens:
             fixed += (number - self.model.knee_tokens) * self._beyond_fs
+        fixed += self._regroup_fs()
         elapsed_ns = (fixed + run.cost_fs + run.growth_fs * run.steps) // FS_PER_NS
         if self._jitter.deviation:
             elapsed_ns = self._jittered(elapsed_ns)
@@ -274,10 +288,11 @@ class SimulatedRunner:
         number, begin = len(run.requests), run.steps
         first_fs = run.cost_fs + self._step_fs + number * self._sequence_fs
         first_fs += max(0, number - self.model.knee_tokens) * self._beyond_fs
-        growth_fs, is_even = run.growth_fs, not self._jitter.deviation
+        growth_fs, is_even, once_fs = run.growth_fs, not self._jitter.deviation, self._regroup_fs()
         now_ns, gaps = self._clock.now_ns(), list[int]()
         for step in range(begin, begin + most):
-            elapsed_ns = (first_fs + growth_fs * step) // FS_PER_NS
+            elapsed_ns = (first_fs + once_fs + growth_fs * step) // FS_PER_NS
+            once_fs = 0
             if not is_even:
                 elapsed_ns = self._jittered(elapsed_ns)
             gaps.append(elapsed_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +23,18 @@ from engine.request import Request, SamplingParams
 from engine.runner import StepWork
 from engine.scheduler import Scheduler
 from engine.stats import Counters
-from engine.step_counts import StepCounter
+from engine.step_counts import STEP_INDEX, StepCounter
 from engine.tunable_state import Patch
 from engine.tunables import default_values
 from engine.warmup import warm_up
 from kernels import ops
 
+_KIND = tuple(STEP_INDEX[name] for name in ("prefill_token", "decode_sequence", "regrouped"))
 _DECODE_STEPS = 9
 _SWITCH_STEPS = 4
-_REPEATS = 3
-# A large load has many equal steps of its own; repeated as well, they would take most of the time.
+_SHORTEST = 8  # tokens of a prompt in a served load
+_ODD = 3
+REPEATS = 3  # rounds over all scenarios
 _LARGE_TOKENS = 4096
 
 
@@ -46,7 +49,7 @@ class Samples:
 
 
 @dataclass
-class _Timed:
+class TimedStep:
     """One step: its counts and time without recoding, and the recoding's."""
 
     counts: list[int]
@@ -55,13 +58,17 @@ class _Timed:
     recode_ns: int = 0
 
 
+Round = dict[Scenario, list[TimedStep]]
+"""What one round over some scenarios took."""
+
+
 class _TimedRunner:
     """Passes everything on to a runner and counts it. Times are the core's own: recoding is planned and swapped by the
     scheduler, which counts that in.
     """
 
     def __init__(self, runner: ModelRunner, counter: StepCounter, clock: Clock, counters: Counters) -> None:
-        self.steps: list[_Timed] = []
+        self.steps: list[TimedStep] = []
         self._runner = runner
         self._counter = counter
         self._clock = clock
@@ -86,7 +93,7 @@ class _TimedRunner:
         self._runner.recode(batches)
 
     def execute(self, plan: StepPlan, cache: CacheManager) -> list[SequenceOutput]:
-        self.steps.append(_Timed(self._counter.step(plan.sequences, cache), recode_counts=self._recode_counts))
+        self.steps.append(TimedStep(self._counter.step(plan.sequences, cache), recode_counts=self._recode_counts))
         self._recode_counts = None
         return self._runner.execute(plan, cache)
 
@@ -114,27 +121,22 @@ class Measurer:
         warm_up(self._runner, self._loaded.groups, self._pool_bytes, self._clock)
 
     def run(self, chosen: Sequence[Scenario], done: Callable[[Scenario], None] | None = None) -> Samples:
-        """Every scenario a few times, large ones once; of equal steps the median time counts. ``done`` is called after
-        each scenario.
+        """All scenarios in turn, and again, and again, large ones once: a machine that is slower for a while slows a
+        little of everything. ``done`` is called after each scenario of each round.
         """
-        samples = Samples()
+        small = [scenario for scenario in chosen if not is_large(scenario)]
+        return pooled([self.play(chosen if number == 0 else small, done) for number in range(REPEATS)])
+
+    def play(self, chosen: Sequence[Scenario], done: Callable[[Scenario], None] | None = None) -> Round:
+        """Every scenario once."""
+        played: Round = {}
         for scenario in chosen:
-            repeats = 1 if scenario.tokens > _LARGE_TOKENS else _REPEATS
-            self._add(samples, [self._once(scenario) for _ in range(repeats)])
+            played[scenario] = self._once(scenario)
             if done is not None:
                 done(scenario)
-        return samples
+        return played
 
-    def _add(self, samples: Samples, repeats: Sequence[Sequence[_Timed]]) -> None:
-        for steps in _decodes_together(list(zip(*repeats, strict=False))):
-            samples.step_counts.append(steps[len(steps) // 2].counts)
-            samples.step_s.append(statistics.median(step.step_ns for step in steps) / 1e9)
-        for same in zip(*repeats, strict=False):
-            if same[0].recode_counts is not None:
-                samples.recode_counts.append(same[0].recode_counts)
-                samples.recode_s.append(statistics.median(step.recode_ns for step in same) / 1e9)
-
-    def _once(self, scenario: Scenario) -> list[_Timed]:
+    def _once(self, scenario: Scenario) -> list[TimedStep]:
         loaded, clock, counters = self._loaded, self._clock, Counters()
         values = {
             **default_values(),
@@ -156,13 +158,14 @@ class Measurer:
             scheduler, cache, runner, values, clock,
             options=CoreOptions("profile", "profile", loaded.config.max_model_len), stats=CoreStats(counters),
         )  # fmt: skip
+        if scenario.every:
+            self._serve(scenario, core, runner)
+            return runner.steps
         # Sequences of the first wave decode while later ones are prefilled: long enough to meet them all.
         waves = scenario.tokens // scenario.budget + 2
         params = SamplingParams(max_tokens=_DECODE_STEPS + 2 + waves + _SWITCH_STEPS, ignore_eos=True)
-        vocabulary = loaded.config.vocab_size
         for number in range(scenario.batch):
-            prompt = [self._random.randrange(vocabulary) for _ in range(scenario.context)]
-            core.add(Request(f"r{number}", prompt, params, clock.now_ns()))
+            core.add(self._request(number, scenario.context, params))
         all_decode = 0
         while core.has_work and all_decode <= _DECODE_STEPS:
             runner.step(core)
@@ -175,13 +178,60 @@ class Measurer:
         core.abort_all()
         return runner.steps
 
+    def _serve(self, scenario: Scenario, core: EngineCore, runner: _TimedRunner) -> None:
+        # Its own generator: every round plays the same.
+        rng = random.Random(f"{scenario.batch} {scenario.context} {scenario.every}")
+        left, number = scenario.batch, 0
+        while left or core.has_work:
+            while left and rng.random() < 1 / (1 + scenario.every):
+                prompt_tokens = round(math.exp(rng.uniform(math.log(_SHORTEST), math.log(2 * scenario.context))))
+                params = SamplingParams(max_tokens=rng.randint(1, 2 * scenario.output), ignore_eos=True)
+                core.add(self._request(number, prompt_tokens, params))
+                left, number = left - 1, number + 1
+            if core.has_work:
+                runner.step(core)
 
-def _decodes_together(steps: Sequence[Sequence[_Timed]]) -> Iterator[list[_Timed]]:
+    def _request(self, number: int, prompt_tokens: int, params: SamplingParams) -> Request:
+        vocabulary = self._loaded.config.vocab_size
+        prompt = [self._random.randrange(vocabulary) for _ in range(prompt_tokens)]
+        return Request(f"r{number}", prompt, params, self._clock.now_ns())
+
+
+def is_large(scenario: Scenario) -> bool:
+    """Whether it has many equal steps of its own; repeated as well, it would take most of the time."""
+    return scenario.tokens > _LARGE_TOKENS
+
+
+def pooled(rounds: Sequence[Round]) -> Samples:
+    """Of equal steps of all rounds the mean time counts: what a served load takes is a sum, slow steps included. None
+    counts for more than three medians, for a pause that long belongs to no kind of step.
+    """
+    samples, together = Samples(), dict[Scenario, list[list[TimedStep]]]()
+    for played in rounds:
+        for scenario, steps in played.items():
+            together.setdefault(scenario, []).append(steps)
+    for repeats in together.values():
+        for row in _decodes_together(list(zip(*repeats, strict=False))):
+            samples.step_counts.append(row[len(row) // 2].counts)
+            samples.step_s.append(_mean_s([step.step_ns for step in row]))
+        for same in zip(*repeats, strict=False):
+            if same[0].recode_counts is not None:
+                samples.recode_counts.append(same[0].recode_counts)
+                samples.recode_s.append(_mean_s([step.recode_ns for step in same]))
+    return samples
+
+
+def _mean_s(times_ns: Sequence[int]) -> float:
+    most = _ODD * statistics.median(times_ns)
+    return statistics.fmean(min(time_ns, most) for time_ns in times_ns) / 1e9
+
+
+def _decodes_together(steps: Sequence[Sequence[TimedStep]]) -> Iterator[list[TimedStep]]:
     """Rows of equal steps over the repeats; consecutive pure decodes of as many sequences are one row."""
-    row: list[_Timed] = []
-    last: tuple[int, int] | None = None
+    row: list[TimedStep] = []
+    last: tuple[int, ...] | None = None
     for same in steps:
-        kind = (same[0].counts[1], same[0].counts[2])  # prefill tokens, decoding sequences
+        kind = tuple(same[0].counts[index] for index in _KIND)
         if row and (kind != last or kind[0]):
             yield row
             row = []

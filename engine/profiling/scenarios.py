@@ -13,7 +13,9 @@ class Scenario:
     """``batch`` prompts of ``context`` tokens, prefilled in steps of ``budget`` tokens, then decoded for a few steps.
 
     KV is stored in one format and block size from the start, so that decoding attends it so. ``then``: a tunable that
-    changes at last, so that what is resident is converted.
+    changes at last, so that what is resident is converted. ``every``: instead, prompts of about ``context`` tokens come
+    every so many steps on average and end after about ``output`` tokens, as in a served load: steps are then over ever
+    other sequences, and prompts are short and mixed with decoding.
     """
 
     batch: int
@@ -22,6 +24,8 @@ class Scenario:
     kv_format: str = NATIVE.name
     block_size: int = 16
     then: tuple[str, str | int] | None = None
+    every: int = 0
+    output: int = 0
 
     @property
     def tokens(self) -> int:
@@ -47,6 +51,10 @@ _STORED = ((1, 1024), (8, 768), (32, 384), (2, 2048))
 _BUDGETS = (64, 128, 256, 1024, 2048)
 
 
+# (prompts, tokens of each, steps between them, tokens of output): on average
+_ARRIVALS = ((40, 24, 3, 16), (40, 80, 2, 24), (32, 200, 5, 24), (12, 400, 8, 20))
+_QUICK_ARRIVALS = _ARRIVALS[1:3]
+
 # Format and block size, and what changes: every conversion that the loads above do not bring.
 _SWITCHES = (
     ("int8", 32, ("kv_format", "int4")),
@@ -64,7 +72,9 @@ def scenarios(*, pool_tokens: int, max_model_len: int, max_tokens: int, quick: b
     found = [
         s for s in _all(quick=quick) if s.tokens <= min(max_tokens, pool_tokens) and s.context < max_model_len - 64
     ]
-    return sorted(set(found), key=lambda s: (s.tokens, s.batch, s.budget, s.kv_format, s.block_size, str(s.then)))
+    return sorted(
+        set(found), key=lambda s: (s.tokens, s.batch, s.budget, s.kv_format, s.block_size, str(s.then), s.every)
+    )
 
 
 def _all(*, quick: bool) -> Iterator[Scenario]:
@@ -78,5 +88,7 @@ def _all(*, quick: bool) -> Iterator[Scenario]:
     for budget in _BUDGETS[1::2] if quick else _BUDGETS:
         yield Scenario(1, 1024 if quick else 2048, budget)
         yield Scenario(12, 100, budget)
+    for batch, context, every, output in _QUICK_ARRIVALS if quick else _ARRIVALS:
+        yield Scenario(batch, context, every=every, output=output)
     for kv_format, block_size, then in _SWITCHES[:2] if quick else _SWITCHES:
         yield Scenario(2, 512, kv_format=kv_format, block_size=block_size, then=then)

@@ -126,3 +126,16 @@ def test_nnls_of_linearly_dependent_terms_still_fits() -> None:
 def test_impossible_coefficients_are_refused(seconds: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="latency term"):
         LatencyModel(seconds)
+
+
+def test_times_that_scatter_are_fitted_at_their_mean() -> None:
+    """Not below it, as least squares relative to what was measured would be."""
+    rng = np.random.default_rng(3)
+    counts = np.zeros((4000, len(STEP_NAMES)), np.int64)
+    counts[:, STEP_INDEX["step"]] = 1
+    counts[:, STEP_INDEX["decode_sequence"]] = rng.integers(1, 64, len(counts))
+    exact = 2e-3 + 1e-4 * counts[:, STEP_INDEX["decode_sequence"]]
+    scatter = rng.lognormal(0.0, 0.3, len(counts))
+    found = fit_steps(counts, exact * scatter / scatter.mean())
+    predicted = LatencyModel(found.seconds, found.knee_tokens).steps_ns(counts) / 1e9
+    assert predicted.sum() == pytest.approx(exact.sum(), rel=0.01)
