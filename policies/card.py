@@ -185,7 +185,9 @@ class ProfileOf(_Strict):
 
 
 class Card(_Strict):
-    """See the module. ``interval_s``: between two decisions; ``short_s`` and ``long_s``: the observation's windows."""
+    """See the module. ``interval_s``: between two decisions; ``short_s`` and ``long_s``: the observation's windows.
+    Targets: the median over what it was trained on.
+    """
 
     kind: Literal["kv-autotune policy"] = "kv-autotune policy"
     version: Literal[1] = 1

@@ -39,8 +39,13 @@ def train(
     kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
     knobs: Annotated[str | None, typer.Option(help="Knobs that it may move, with commas between them.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
-    ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 2.0,
-    tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.25,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="Seconds to the first token (5 times what a lone request takes).")
+    ] = None,
+    tbt_target: Annotated[
+        float | None, typer.Option(help="Seconds between tokens (2.5 times what a lone request takes).")
+    ] = None,
+    length_scale: Annotated[float | None, typer.Option(help="Divide prompts and outputs, for a small model.")] = None,
     quality_budget: Annotated[float, typer.Option(help="Relative loss of a token that is allowed on average.")] = 0.005,
     interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
     steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
@@ -87,7 +92,8 @@ def train(
             recipe = _recipe(
                 algo=algo, sources=_sources(trace, workload), profile=profile and str(profile.resolve()),
                 pool_bytes=_pool(kv_pool_bytes), knobs=None if knobs is None else _split(knobs), objective=objective,
-                ttft_target_s=ttft_target, tbt_target_s=tbt_target, quality_budget=quality_budget, interval_s=interval,
+                ttft_target_s=ttft_target, tbt_target_s=tbt_target,
+                length_scale=length_scale, quality_budget=quality_budget, interval_s=interval,
                 steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
             )  # fmt: skip
             _warn(recipe)
@@ -112,7 +118,7 @@ def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | No
     recipe = checked(Recipe.model_validate({"algo": algo, **given}))
     profile = profile_of(recipe)
     teacher_of(recipe)
-    sources = resolve(recipe.sources, profile, recipe.pool_bytes)
+    sources = resolve(recipe, profile)
     return recipe.model_copy(update={"sources": sources, "profile_digest": profile.digest})
 
 

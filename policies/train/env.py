@@ -117,7 +117,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             warm_up_s=recipe.warm_up_s,
             values=plan.values,
             randomise=recipe.randomisation(),
-            targets=recipe.targets,
+            targets=plan.targets,
             weights=self._weights,
             short_s=recipe.short_s,
             long_s=recipe.long_s,

@@ -7,6 +7,7 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Final, cast
 
 from pydantic import ValidationError
@@ -44,8 +45,8 @@ def publish(run: Path, folder: Path, profile: Profile, *, created: str) -> Card:
         short_s=recipe.short_s,
         long_s=recipe.long_s,
         objective=recipe.objective.value,
-        ttft_target_s=recipe.ttft_target_s,
-        tbt_target_s=recipe.tbt_target_s,
+        ttft_target_s=median(recipe.targets_of(source).ttft_s for source in recipe.sources),
+        tbt_target_s=median(recipe.targets_of(source).tbt_s for source in recipe.sources),
         guard=GuardLimits.of(recipe.guard_config()),
         network=network_of(recipe, len(spaces.observation), spaces.actions),
         normaliser=normaliser,

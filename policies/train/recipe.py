@@ -35,12 +35,14 @@ class Source(_Strict):
     """Traffic: a workload of the catalogue by ``workload``, or a trace file by ``trace``.
 
     ``rate_scale`` multiplies its rate; None until :func:`policies.train.traffic.resolve` has measured what fits.
-    ``sha256``: of the requests of a trace.
+    Targets in seconds; None until the same has measured the unloaded engine. ``sha256``: of the requests of a trace.
     """
 
     workload: str | None = None
     trace: str | None = None
     rate_scale: _Positive | None = None
+    ttft_target_s: _Positive | None = None
+    tbt_target_s: _Positive | None = None
     sha256: str | None = None
 
     @property
@@ -90,7 +92,8 @@ class WarmStart(_Strict):
 
 class Recipe(_Strict):
     """A run. Durations in seconds; ``steps`` are control intervals over all environments, ``minutes`` an alternative
-    end that depends on the machine.
+    end that depends on the machine. Targets that are None are each source's own, as evaluation fixes them
+    (:mod:`policies.evaluation.calibration`); ``length_scale`` divides prompts and outputs.
 
     ``profile``: a path, None for the one of :class:`envs.simulated.SimulatedEngine`; its digest must stay what it was.
     ``quality_budget``: mean relative loss of a generated token that is allowed; ``price`` is what using the budget
@@ -109,8 +112,9 @@ class Recipe(_Strict):
     pool_bytes: _Count | None = None
     knobs: Annotated[list[str], Field(min_length=1)] = list(USUAL_KNOBS)
     objective: Objective = Objective.INTERACTIVE
-    ttft_target_s: _Positive = 2.0
-    tbt_target_s: _Positive = 0.25
+    length_scale: _Positive = 1.0
+    ttft_target_s: _Positive | None = None
+    tbt_target_s: _Positive | None = None
     quality_budget: _Positive = 0.005
     price: Annotated[float, Field(ge=0)] = 0.1
     price_step: Annotated[float, Field(ge=0)] = 0.02
@@ -138,9 +142,13 @@ class Recipe(_Strict):
     def episode_s(self) -> float:
         return self.episode_steps * self.interval_s
 
-    @property
-    def targets(self) -> Targets:
-        return Targets(self.ttft_target_s, self.tbt_target_s)
+    def targets_of(self, source: Source) -> Targets:
+        """Those that :class:`envs.signals.Targets` has by default where neither source nor recipe has any."""
+        usual = Targets()
+        return Targets(
+            source.ttft_target_s or self.ttft_target_s or usual.ttft_s,
+            source.tbt_target_s or self.tbt_target_s or usual.tbt_s,
+        )
 
     def guard_config(self) -> GuardConfig:
         """The daemon's own guard, in which only ``knobs`` may move."""

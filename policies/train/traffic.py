@@ -7,7 +7,6 @@ for held-out scores come from other seeds, and of a trace from its last part; ru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,12 +15,15 @@ import numpy as np
 from engine.tunables import TUNABLES, TunableValue
 from envs.fidelity import capacity_rps
 from envs.profile import Profile
+from envs.signals import Targets
 from envs.simulator import SimOptions
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import Workload, generate
 from envs.workload.loaders import load_trace
+from envs.workload.scaling import Scaling, scale
 from envs.workload.splits import split_by_time, window
 from envs.workload.trace import Trace, TraceError
+from policies.evaluation.calibration import unloaded_targets
 from policies.train.recipe import Recipe, Source
 
 TRAINING_SHARE = 0.7  # of a trace's duration; the rest is for held-out scores
@@ -44,17 +46,22 @@ class Episode:
     rate_scale: float
     mean_rps: float
     mean_tps: float
+    targets: Targets
     values: dict[str, TunableValue]
     world_seed: int
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A source ready to be cut: ``parts`` for training and for held-out scores, None where it is generated."""
+    """A source ready to be cut: ``parts`` for training and for held-out scores, None where it is generated (then
+    ``length_scale`` is still to be applied).
+    """
 
     name: str
     rate_scale: float
     mean_rps: float
+    targets: Targets
+    length_scale: float
     workload: Workload | None = None
     parts: tuple[Trace, Trace] | None = None
 
@@ -69,7 +76,7 @@ class Traffic:
         self._seed, self._episode_s = recipe.seed, recipe.episode_s + recipe.warm_up_s
         self._spread = recipe.randomisation()
         self._knobs = tuple(recipe.knobs)
-        self._sources = [_load(source) for source in recipe.sources]
+        self._sources = [_load(source, recipe) for source in recipe.sources]
 
     def training(self, stream: int, number: int) -> Episode:
         """Episode ``number`` of ``stream``."""
@@ -100,17 +107,18 @@ class Traffic:
         span_s = self._episode_s * fastest
         workload = replace(source.workload, gap_cv=source.workload.gap_cv * bursts)
         whole = generate(workload, duration_s=MAX_OFFSET_S + span_s, seed=traffic_seed, rate_scale=source.rate_scale)
-        trace = _window(whole, span_s, rng, MAX_OFFSET_S + span_s)
+        trace = _window(_shorter(whole, source.length_scale), span_s, rng, MAX_OFFSET_S + span_s)
         return _episode(source, trace, 1.0, values, world_seed)
 
 
-def resolve(sources: Sequence[Source], profile: Profile, pool_bytes: int | None) -> list[Source]:
-    """Sources with the rates that fit this profile, and traces with their digests.
+def resolve(recipe: Recipe, profile: Profile) -> list[Source]:
+    """The recipe's sources with rates and targets that fit this profile, and traces with their digests.
 
     Where no ``rate_scale`` is given it becomes the one at which the mean rate is :data:`UTILISATION` of what static
-    native sustains when all of the first requests are there from the start. Raises TraceError, ValueError.
+    native sustains when all of the first requests are there from the start. Targets that the recipe leaves open become
+    5 times the TTFT and 2.5 times the gap between tokens of requests that are alone. Raises TraceError, ValueError.
     """
-    return [_resolved(source, profile, pool_bytes or profile.pool_bytes) for source in sources]
+    return [_resolved(source, recipe, profile) for source in recipe.sources]
 
 
 def digest(trace: Trace) -> str:
@@ -121,41 +129,54 @@ def digest(trace: Trace) -> str:
     return sha.hexdigest()
 
 
-def _resolved(source: Source, profile: Profile, pool_bytes: int) -> Source:
+def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
+    given: dict[str, float | str | None] = {}
     if source.trace is not None:
         trace = load_trace(Path(source.trace))
-        found = digest(trace)
+        given["sha256"] = found = digest(trace)
         if source.sha256 not in {None, found}:
             raise ValueError(f"{source.trace} is not the trace that this run began with")
-        source = source.model_copy(update={"sha256": found})
         probe, mean_rps = replace(trace, requests=trace.requests[:_PROBE]), _mean_rps(trace)
     else:
         workload = _workload(source)
         mean_rps = workload.mean_rps
         probe = generate(workload, duration_s=max(60.0, _PROBE / mean_rps), seed=0)
         probe = replace(probe, requests=probe.requests[:_PROBE])
-    if source.rate_scale is not None:
-        return source
-    options = SimOptions(pool_bytes, profile.model.max_model_len, prefix_cache=probe.block_tokens > 0)
-    sustained_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
-    return source.model_copy(update={"rate_scale": round(UTILISATION * sustained_rps / mean_rps, 6)})
+    probe = _shorter(probe, recipe.length_scale)
+    longest, pool_bytes = profile.model.max_model_len, recipe.pool_bytes or profile.pool_bytes
+    if source.rate_scale is None:
+        options = SimOptions(pool_bytes, longest, prefix_cache=probe.block_tokens > 0)
+        sustained_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
+        given["rate_scale"] = round(UTILISATION * sustained_rps / mean_rps, 6)
+    alone = unloaded_targets(profile, probe, SimOptions(pool_bytes, longest, prefix_cache=False))
+    given["ttft_target_s"] = source.ttft_target_s or recipe.ttft_target_s or round(alone.ttft_s, 6)
+    given["tbt_target_s"] = source.tbt_target_s or recipe.tbt_target_s or round(alone.tbt_s, 6)
+    return source.model_copy(update=given)
 
 
-def _load(source: Source) -> _Loaded:
-    rate_scale = source.rate_scale or 1.0
+def _load(source: Source, recipe: Recipe) -> _Loaded:
+    rate_scale, length_scale, targets = source.rate_scale or 1.0, recipe.length_scale, recipe.targets_of(source)
     if source.trace is None:
         workload = _workload(source)
-        return _Loaded(source.name, rate_scale, workload.mean_rps * rate_scale, workload)
-    trace = load_trace(Path(source.trace))
+        rps = workload.mean_rps * rate_scale
+        return _Loaded(source.name, rate_scale, rps, targets, length_scale, workload)
+    trace = _shorter(load_trace(Path(source.trace)), length_scale)
     parts = split_by_time(trace, (TRAINING_SHARE, 1 - TRAINING_SHARE))
-    return _Loaded(source.name, rate_scale, _mean_rps(trace) * rate_scale, None, (parts[0], parts[1]))
+    rps = _mean_rps(trace) * rate_scale
+    return _Loaded(source.name, rate_scale, rps, targets, 1.0, None, (parts[0], parts[1]))
+
+
+def _shorter(trace: Trace, length_scale: float) -> Trace:
+    return trace if length_scale == 1.0 else scale(trace, Scaling(length_scale=length_scale))
 
 
 def _episode(
     source: _Loaded, trace: Trace, rate_scale: float, values: dict[str, TunableValue], world_seed: int
 ) -> Episode:
     outputs = sum(request.output_tokens for request in trace.requests) / len(trace.requests)
-    return Episode(source.name, trace, rate_scale, source.mean_rps, source.mean_rps * outputs, values, world_seed)
+    return Episode(
+        source.name, trace, rate_scale, source.mean_rps, source.mean_rps * outputs, source.targets, values, world_seed
+    )
 
 
 def _mean_rps(trace: Trace) -> float:

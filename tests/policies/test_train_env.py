@@ -56,10 +56,31 @@ def test_held_out_episodes_are_none_of_training_and_take_sources_in_turn() -> No
     assert not any(plan.values for plan in held_out)
 
 
+def test_targets_are_those_of_requests_that_are_alone_unless_given() -> None:
+    chat, code = resolve(recipe(), PROFILE)
+    assert chat.tbt_target_s is not None
+    assert 0.05 < chat.tbt_target_s < 0.25  # 2.5 steps of an 8 B model on an L4
+    assert chat.ttft_target_s != code.ttft_target_s
+    given = resolve(recipe(ttft_target_s=1.5), PROFILE)
+    assert [source.ttft_target_s for source in given] == [1.5, 1.5]
+    assert given[0].tbt_target_s == chat.tbt_target_s
+    made = recipe(sources=[chat, code])
+    by_source = {plan.source: plan.targets for plan in map(Traffic(made).held_out, range(2))}
+    assert by_source == {source.name: made.targets_of(source) for source in (chat, code)}
+
+
+def test_lengths_are_divided_before_rates_and_targets_are_measured() -> None:
+    long, short = (resolve(recipe(length_scale=by), PROFILE)[0] for by in (1.0, 4.0))
+    assert short.ttft_target_s < long.ttft_target_s / 2
+    plain, scaled = (Traffic(recipe(length_scale=by)).training(0, 0).trace.requests for by in (1.0, 4.0))
+    assert len(plain) == len(scaled)
+    assert sum(r.prompt_tokens for r in scaled) == pytest.approx(sum(r.prompt_tokens for r in plain) / 4, rel=0.02)
+
+
 def test_of_a_trace_the_end_is_held_out(tmp_path: Any) -> None:
     whole = generate(CATALOGUE["chat-poisson"], duration_s=2000, seed=0, rate_scale=0.2)
     write_trace(tmp_path / "own.csv", whole.requests)
-    sources = resolve([Source(trace=str(tmp_path / "own.csv"))], PROFILE, None)
+    sources = resolve(recipe(sources=[Source(trace=str(tmp_path / "own.csv"))]), PROFILE)
     assert 0 < (sources[0].rate_scale or 0) < 2
     assert sources[0].sha256
     made = recipe(sources=[sources[0].model_copy(update={"rate_scale": 1.0})])
@@ -72,7 +93,7 @@ def test_of_a_trace_the_end_is_held_out(tmp_path: Any) -> None:
             assert any(part[i : i + len(own)] == own for i in range(len(part)))
     write_trace(tmp_path / "own.csv", whole.requests[:-1], force=True)
     with pytest.raises(ValueError, match="not the trace"):
-        resolve(sources, PROFILE, None)
+        resolve(recipe(sources=sources), PROFILE)
 
 
 def test_the_same_episode_is_the_same_in_another_environment_and_order() -> None:
