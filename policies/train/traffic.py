@@ -140,8 +140,7 @@ def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
     else:
         workload = _workload(source)
         mean_rps = workload.mean_rps
-        probe = generate(workload, duration_s=max(60.0, _PROBE / mean_rps), seed=0)
-        probe = replace(probe, requests=probe.requests[:_PROBE])
+        probe = _first_of(workload)
     probe = _shorter(probe, recipe.length_scale)
     longest, pool_bytes = profile.model.max_model_len, recipe.pool_bytes or profile.pool_bytes
     if source.rate_scale is None:
@@ -152,6 +151,20 @@ def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
     given["ttft_target_s"] = source.ttft_target_s or recipe.ttft_target_s or round(alone.ttft_s, 6)
     given["tbt_target_s"] = source.tbt_target_s or recipe.tbt_target_s or round(alone.tbt_s, 6)
     return source.model_copy(update=given)
+
+
+def _first_of(workload: Workload) -> Trace:
+    """Enough requests to measure by; of traffic in storms they take longer to come than their mean rate says."""
+    duration_s = 2 * _PROBE / workload.mean_rps
+    for _ in range(_TRIES):
+        try:
+            trace = generate(workload, duration_s=duration_s, seed=0)
+        except TraceError:  # a silence
+            trace = None
+        if trace is not None and len(trace.requests) >= _PROBE:
+            return replace(trace, requests=trace.requests[:_PROBE])
+        duration_s *= 2
+    raise TraceError(f"{workload.name}: hardly anything arrives in {duration_s:.0f} s")
 
 
 def _load(source: Source, recipe: Recipe) -> _Loaded:

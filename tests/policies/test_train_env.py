@@ -69,6 +69,11 @@ def test_targets_are_those_of_requests_that_are_alone_unless_given() -> None:
     assert by_source == {source.name: made.targets_of(source) for source in (chat, code)}
 
 
+def test_every_workload_that_training_begins_with_can_be_measured() -> None:
+    for source in resolve(recipe(sources=Recipe(steps=1).sources), PROFILE):
+        assert source.rate_scale is not None, source.name
+
+
 def test_lengths_are_divided_before_rates_and_targets_are_measured() -> None:
     long, short = (resolve(recipe(length_scale=by), PROFILE)[0] for by in (1.0, 4.0))
     assert short.ttft_target_s < long.ttft_target_s / 2
