@@ -71,12 +71,14 @@ def _none(text: str, rest: str, _: World) -> Contender:
 
 
 def _static(text: str, rest: str, _: World) -> Contender:
-    values = {}
+    values: dict[str, TunableValue] = {}
     for part in rest.split(","):
-        knob, equals, value = part.partition("=")
+        knob, equals, value = (item.strip() for item in part.partition("="))
         if not equals:
             raise ValueError(f"{text!r}: write static:KNOB=VALUE,KNOB=VALUE")
-        values[knob.strip()] = parse_change(knob.strip(), value.strip())
+        if knob in values:
+            raise ValueError(f"{text!r}: {knob} is given twice")
+        values[knob] = parse_change(knob, value)
     return Contender(text, values=values)
 
 
