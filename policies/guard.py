@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from engine.text import rough_time
 from engine.tunables import TUNABLES, CostClass, Tunable, TunableValue
 from envs.port import Change
 from envs.reward import Charge
@@ -70,11 +71,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote a knob last, as the control API tells it."""
+    """Who wrote a knob last, as the control API tells it. ``until_ns``: when it ends by itself, in the observer's
+    clock; None for what has to be given back.
+    """
 
     writer: str
     revision: int
     reason: str = ""
+    until_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -364,7 +368,10 @@ class Guard:
         writer = self.overrides(context).get(knob)
         if writer is not None:
             because = f" ({writer.reason})" if writer.reason else ""
-            text = f"{knob}: set by {writer.writer}{because} at revision {writer.revision}; left alone until released"
+            left = "until released"
+            if writer.until_ns is not None:
+                left = f"for another {rough_time(max(0, writer.until_ns - observation.stamp_ns) / 1e9)}, or {left}"
+            text = f"{knob}: set by {writer.writer}{because} at revision {writer.revision}; left alone {left}"
             return Verdict(VerdictCode.OVERRIDE, text)
         if knob in context.barred and not context.is_rollback:
             return Verdict(*context.barred[knob])
