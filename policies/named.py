@@ -13,6 +13,7 @@ from envs.signals import Targets
 from policies.play import Contender
 from policies.rules import RuleError, load_rules, presets
 from policies.threshold import ThresholdPolicy
+from policies.usual_budget import USUAL_BUDGET
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class World:
 
     profile: Profile | None = None
     targets: Targets = field(default_factory=Targets)
-    quality_budget: float = 0.005
+    quality_budget: float = USUAL_BUDGET
 
 
 def contender(text: str, world: World | None = None) -> Contender:

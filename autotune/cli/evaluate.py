@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, tell_choice
+from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,8 @@ def evaluate(
     cost_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the cost at equal attainment; 0: leave it out.")] = 3,
     attainment: Annotated[float, typer.Option(min=0.01, max=1, help="Level at which costs are compared.")] = 0.9,
     price: Annotated[float, typer.Option(help="Of a device per hour.")] = 1.0,
-    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
+    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 100
+    * USUAL_BUDGET,
     constant_hours: Annotated[
         float, typer.Option(min=0, help="Hours of the best policy at each of 20 constant loads; 0: leave it out.")
     ] = 0.0,

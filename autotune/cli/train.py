@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError
+from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
     from policies.train.checkpoint import Progress as Where
@@ -41,7 +42,9 @@ def train(
     objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
     ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 2.0,
     tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.25,
-    quality_budget: Annotated[float, typer.Option(help="Relative loss of a token that is allowed on average.")] = 0.005,
+    quality_budget: Annotated[
+        float, typer.Option(help="Relative loss of a token that is allowed on average.")
+    ] = USUAL_BUDGET,
     interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
     steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Or: for so long (20 if neither is given).")] = None,

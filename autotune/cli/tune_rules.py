@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli._shared import CliError
+from policies.usual_budget import USUAL_BUDGET
 
 _WORKLOADS = "chat-bursty@1.2,chat-steady@1.1,code-bursty@1,chat-steady@0.5"
 
@@ -38,7 +39,8 @@ def tune_rules(
     interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
     length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths by this.")] = 1.0,
     kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
-    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
+    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 100
+    * USUAL_BUDGET,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
 ) -> None:
     """Search thresholds, delays and settings of RULES on training workloads, and write the best with its provenance.
