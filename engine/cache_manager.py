@@ -221,7 +221,7 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         """Blocks up to a position for a sequence; None: a new one."""
         keep_slabs = 0 if use_reserve else RESERVE_SLABS
         floor = lossiness_of(request.cache.kv_format_floor)
-        write_sizes = [recoder.write_size(floor) for recoder in self._recoders]
+        write_sizes = [recoder.targets.write_size(floor) for recoder in self._recoders]
         sizes = self._slots.plan(sequence, end, write_sizes, keep_slabs=keep_slabs)
         if sizes is None:
             return False
@@ -244,7 +244,7 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         self._uses.let_go(sequence)
         del self._sequences[sequence.serial]
         for group, (pool, recoder) in enumerate(zip(self._pools, self._recoders, strict=True)):
-            recoder.num_floored -= sequence.is_floored
+            recoder.targets.num_floored -= sequence.is_floored
             blocks = sequence.tables[group].blocks[::-1]  # the end of a prefix is given up before its start
             pool.drop_all(blocks, sequence.serial)
             for block in blocks:
@@ -326,7 +326,7 @@ class CacheManager(OffloadFace, RunsFace, CapacityFace, TablesFace, ReadingsFace
         self._next_serial += 1
         self._sequences[sequence.serial] = self._by_request[request.request_id] = sequence
         for recoder in self._recoders:
-            recoder.num_floored += sequence.is_floored
+            recoder.targets.num_floored += sequence.is_floored
         return sequence
 
     def _fill(self, sequence: CacheSequence, before: int) -> None:
