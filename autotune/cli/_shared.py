@@ -9,7 +9,8 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -194,6 +195,17 @@ def journal_path(journal: Path | None, config: Path | None) -> Path:
         return journal
     known = configured(config)
     return (known and known.journal.path) or default_journal(os.environ, os.geteuid())
+
+
+@contextmanager
+def reading_journal() -> Iterator[None]:
+    """What is wrong with a journal becomes one line that says how to name another."""
+    from autotune.journal_file import JournalError  # noqa: PLC0415
+
+    try:
+        yield
+    except JournalError as error:
+        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
 def tick_range(text: str) -> tuple[int, int | None]:

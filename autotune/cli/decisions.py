@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
+from autotune.cli._shared import ConfigOption, JournalOption, journal_path, reading_journal
 from autotune.decisions import said
 from autotune.writers import who_of
 from engine.text import one_line
@@ -73,12 +73,10 @@ def _show(
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
-    from autotune.journal_file import JournalError, read_ticks  # noqa: PLC0415
+    from autotune.journal_file import read_ticks  # noqa: PLC0415
 
-    try:
+    with reading_journal():
         return read_ticks(path, limit=limit, acted_only=True, after_id=after_id)
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, tick_id
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, tick_id
 from autotune.writers import who_of
 from engine.text import one_line
 
@@ -35,13 +35,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
 ) -> None:
     """Show what one tick saw, what was wanted and why, the guard's verdict, and what was predicted and measured."""
-    from autotune.journal_file import JournalError, read_tick  # noqa: PLC0415
+    from autotune.journal_file import read_tick  # noqa: PLC0415
 
     path = journal_path(journal, config)
-    try:
+    with reading_journal():
         found = read_tick(path, tick)
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     if found is None:
         raise CliError(f"journal {path}: no tick {tick} (any more); `autotune decisions` shows some")
     if found.damaged:

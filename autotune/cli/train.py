@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError
+from autotune.cli._simulated import IntervalOption, PoolOption, ProfileOption, TbtOption, TtftOption
 from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
@@ -34,18 +35,16 @@ def train(
     workload: Annotated[
         list[str] | None, typer.Option(help="A built-in workload, NAME or NAME@RATE_SCALE; repeatable.")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    profile: ProfileOption = None,
+    kv_pool_bytes: PoolOption = None,
     knobs: Annotated[str | None, typer.Option(help="Knobs that it may move, with commas between them.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
-    ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 2.0,
-    tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.25,
+    ttft_target: TtftOption = 2.0,
+    tbt_target: TbtOption = 0.25,
     quality_budget: Annotated[
         float, typer.Option(help="Relative loss of a token that is allowed on average.")
     ] = USUAL_BUDGET,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    interval: IntervalOption = 2.0,
     steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Or: for so long (20 if neither is given).")] = None,
     envs: Annotated[int, typer.Option(help="Simulated engines at the same time.")] = 8,

@@ -15,6 +15,7 @@ from autotune.cli._shared import (
     connect,
     journal_path,
     operator,
+    reading_journal,
     tick_id,
 )
 from autotune.writers import who_of
@@ -75,10 +76,10 @@ def _why_not(row: dict[str, Any], view: TunablesView) -> str:
 
 
 def _change(path: Path, number: int | None) -> dict[str, Any]:
-    from autotune.journal_file import JournalError, read_tick, read_ticks  # noqa: PLC0415
+    from autotune.journal_file import read_tick, read_ticks  # noqa: PLC0415
 
     shown = "`autotune decisions` shows what was changed"
-    try:
+    with reading_journal():
         if number is None:
             ticks = read_ticks(path, limit=_LOOKED_AT, acted_only=True)
         else:
@@ -86,8 +87,6 @@ def _change(path: Path, number: int | None) -> dict[str, Any]:
             if found is None:
                 raise CliError(f"journal {path}: no tick {number} (any more); {shown}")
             ticks = [found]
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     rows = [row for tick in ticks if (row := _written(tick)) is not None]
     if not rows:
         which = "it has changed nothing lately" if number is None else f"tick {number} changed nothing"
