@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER, has_ended
+from autotune.writers import OWN_WRITER, ends_ns, is_the_daemons, who_of
 from engine.control_client import EngineUnreachable, PatchAnswer, TunablesView
 from engine.stats import EngineStats
 from engine.tunables import TunableValue
@@ -82,12 +82,11 @@ class Actuator:
         """
         if self._view is None:
             return {}
+        now_ns = self._now_ns()
         return {
-            knob: Writer(record["writer"], record["revision"], record["reason"])
+            knob: Writer(who_of(name), record["revision"], record["reason"], ends_ns(name))
             for knob, record in self._view["writers"].items()
-            if record["writer"] != STARTUP_WRITER
-            and not record["writer"].startswith(RELEASE_PREFIX)
-            and not has_ended(record["writer"], self._now_ns())
+            if (name := record["writer"]) == OWN_WRITER or not is_the_daemons(name, now_ns)
         }
 
     def overrides(self) -> dict[str, Writer]:

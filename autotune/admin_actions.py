@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -14,8 +15,10 @@ from autotune.admin_token import is_token
 from autotune.commands import Commands, NotDoneError
 from engine.text import one_line
 
-Action = Callable[[Mapping[str, object]], str]
-"""Takes the request's JSON object; returns one line, raises ValueError for what it cannot do."""
+Action = Callable[[Mapping[str, object]], dict[str, Any]]
+"""Takes the request's JSON object; returns the answer, of which ``answer`` is one line and all else is for machines.
+Raises ValueError for what it cannot do.
+"""
 
 _MAX_BODY_BYTES = 4096
 _PATIENCE_S = 10.0
@@ -24,8 +27,8 @@ _PATIENCE_S = 10.0
 def action_routes(actions: Mapping[str, Action], commands: Commands, token: str) -> list[Route]:
     """``POST /control/NAME`` for every action, with ``Authorization: Bearer TOKEN``.
 
-    Answers 200 ``{"answer": line}``, or ``{"error": line}`` with 401 (no or a wrong token), 400 or 413 (a request that
-    cannot be done), 503 (the loop does not get to it).
+    Answers 200 with the action's answer, ``{"answer": line}`` at least, or ``{"error": line}`` with 401 (no or a wrong
+    token), 400 or 413 (a request that cannot be done), 503 (the loop does not get to it).
     """
     return [
         Route(f"/control/{name}", _endpoint(action, commands, token), methods=["POST"])
@@ -44,12 +47,12 @@ def _endpoint(action: Action, commands: Commands, token: str) -> Callable[[Reque
         if isinstance(body, Response):
             return body
         try:
-            line = await run_in_threadpool(commands.order, lambda: action(body), _PATIENCE_S)
+            done = await run_in_threadpool(commands.order, lambda: action(body), _PATIENCE_S)
         except NotDoneError as error:
             return _error(503, str(error))
         except ValueError as error:
             return _error(400, str(error))
-        return JSONResponse({"answer": one_line(line, 1000)})
+        return JSONResponse({**done, "answer": one_line(done["answer"], 1000)})
 
     return endpoint
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 _MOST_WAITING = 16
+_T = TypeVar("_T")
 
 
 class NotDoneError(Exception):
@@ -18,16 +20,16 @@ class Commands:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[tuple[Future[str], Callable[[], str]]] = deque()
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
-    def order(self, command: Callable[[], str], timeout_s: float) -> str:
-        """Have it done and return its answer, one line.
+    def order(self, command: Callable[[], _T], timeout_s: float) -> _T:
+        """Have it done and return its answer.
 
         Raises NotDoneError when the loop does not get to it in time, and what ``command`` raises.
         """
         if len(self._waiting) >= _MOST_WAITING:
             raise NotDoneError("too many orders are waiting; is the control loop stuck?")
-        future: Future[str] = Future()
+        future: Future[_T] = Future()
         self._waiting.append((future, command))
         self._wake()
         try:

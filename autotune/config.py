@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from autotune.schema import Config, KeyedError, Section
+from autotune.schema import Config, KeyedError, PolicySection, Section
 from policies.strict_yaml import YamlProblem, load_strict
 
-__all__ = ["Config", "ConfigError", "load_config", "parse_config", "problems_of"]
+__all__ = ["Config", "ConfigError", "files_named_in", "load_config", "parse_config", "problems_of"]
+
+_FILES: Final = ("rules", "profile")
 
 
 class ConfigError(Exception):
@@ -42,13 +44,31 @@ def parse_config(text: str) -> Config:
 
 def load_config(path: Path) -> Config:
     """The configuration in a file. Raises ConfigError, for a missing or unreadable file too."""
+    return parse_config(_text_of(path))
+
+
+def files_named_in(path: Path) -> Config | None:
+    """Of a configuration that cannot be used: one with nothing but the files that its policy section names, so that
+    their faults can be told with the others. None where not even these can be made out.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = load_strict(_text_of(path))
+        section = data["policy"] if isinstance(data, Mapping) else None
+        if not isinstance(section, Mapping):
+            return None
+        named = {key: section[key] for key in _FILES if isinstance(section.get(key), str) and section[key]}
+        return Config(policy=PolicySection.model_validate(named))
+    except (ConfigError, YamlProblem, ValidationError, KeyError):
+        return None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: not UTF-8 text at byte {error.start}"]) from error
-    return parse_config(text)
 
 
 def _is_section(key: object) -> bool:

@@ -210,19 +210,19 @@ class Daemon:
         parts.journal.start_run(self.loop.run_id, run_document(new, rules))
         return plan
 
-    def _order_mode(self, wanted: Mapping[str, object]) -> str:
+    def _order_mode(self, wanted: Mapping[str, object]) -> dict[str, Any]:
         mode = wanted.get("mode")
         if mode not in MODES or set(wanted) != {"mode"}:
             raise ValueError(f"the mode must be one of {', '.join(MODES)}")
-        return self.order_mode(str(mode))
+        return {"answer": self.order_mode(str(mode))}
 
-    def _order_reload(self, wanted: Mapping[str, object]) -> str:
+    def _order_reload(self, wanted: Mapping[str, object]) -> dict[str, Any]:
         if wanted:
             raise ValueError("a reload takes nothing; it reads the file that the daemon was started with")
         outcome = self.reload()
         if outcome.rejected:
             raise ValueError(outcome.summary())
-        return outcome.summary()
+        return {"answer": outcome.summary(), "needs_restart": outcome.needs_restart}
 
     def _before_turn(self) -> None:
         self._commands.carry_out()

@@ -12,6 +12,11 @@ from engine.text import one_line
 from engine.tunables import TunableValue
 
 
+def said(scenario: str, reason: str, why: str) -> str:
+    """What one line tells of a decision: its reason; of a write by somebody else, for how long it holds as well."""
+    return "; ".join(filter(None, (why, reason))) if scenario == "override" else reason or why
+
+
 @dataclass(frozen=True)
 class DecisionRecord:
     """One decision as shown at ``/decisions`` and by ``autotune decisions``.
@@ -44,7 +49,7 @@ class DecisionRecord:
     def line(self) -> str:
         """One line for a log."""
         move = f"{self.knob} {'?' if self.old is None else self.old} -> {self.new}"
-        about = f"({self.scenario}, by {self.writer}): {self.reason or self.why}"
+        about = f"({self.scenario}, by {self.writer}): {said(self.scenario, self.reason, self.why)}"
         return one_line(f"[{self.tick}] {move} {self.verdict} {about}")
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from autotune.metrics import DaemonMetrics, Snapshot
+from autotune.request_page import requests_page
 from engine.metrics import documentation
 from engine.stats import EngineStats, ResidentBytes
 from engine.tunables import TUNABLES, default_values
@@ -187,6 +188,7 @@ def pages() -> dict[str, str]:
         "docs/tunables.md": tunables_page(),
         "docs/metrics.md": metrics_page(),
         "docs/observation.md": observation_page(),
+        "docs/requests.md": HEADER + requests_page(),
         "docs/workloads.md": workloads_page(),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
 from autotune.collector import Health
@@ -196,7 +196,7 @@ class Loop:
             "mode": self.settings.mode,
             "policy": parts.minds.policy.name,
             "observation": observation.to_json(),
-            "writers": {knob: [writer.writer, writer.revision, writer.reason] for knob, writer in writers.items()},
+            "writers": {knob: astuple(writer) for knob, writer in writers.items()},
             "charge": [info["charge"].tokens, info["charge"].loss],
             **memory.states.to_json(),
             "reward": reward,

@@ -13,7 +13,7 @@ from autotune.decisions import DecisionRecord
 from autotune.effects import PendingEffects
 from autotune.metrics import Snapshot
 from autotune.parts import Parts, Settings
-from autotune.writers import OWN_WRITER, named
+from autotune.writers import OWN_WRITER, until_text
 from engine.tunables import TunableValue
 from envs.port import ApplyResult, ApplyStatus, Change
 from envs.spaces import Observation
@@ -21,6 +21,7 @@ from envs.window import StatsWindow
 from policies.base import Decision
 from policies.choice import choice_of
 from policies.guard import Verdict, Writer
+from policies.quality_budget import QUALITY_KNOBS
 from policies.rollback import Judgement
 
 _LOG: Final = logging.getLogger("autotune.decisions")
@@ -133,7 +134,7 @@ class Reporter:
                 reason=writer.reason,
                 writer=writer.writer,
                 verdict="applied",
-                why=f"set by {self._named(writer)}; left alone until `autotune release {knob}`",
+                why=self._left_alone(knob, writer),
             )
             self._parts.metrics.count_decision(knob, record.new, "override", writer.writer, "applied")
             self._show(record)
@@ -187,19 +188,27 @@ class Reporter:
             "policy_choice": None if choice is None else choice.to_json(),
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),
-            "overrides": {knob: f"{self._named(writer)}: {writer.reason}" for knob, writer in overrides.items()},
+            "overrides": {knob: f"{self._who(writer)}: {writer.reason}" for knob, writer in overrides.items()},
             "barred": dict(barred),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
-            "quality": quality,
+            "quality": {**quality, "exempt": sorted(overrides.keys() & QUALITY_KNOBS)},
             "values": dict(observation.values),
             "tick": parts.journal.next_id - 1,
             "seconds_since_change": age_s,
             "journal": {"path": str(parts.journal.path), "last_error": parts.journal.counters.last_error},
         }
 
-    def _named(self, writer: Writer) -> str:
-        return named(writer.writer, self._parts.clock.now_ns())
+    def _who(self, writer: Writer) -> str:
+        return f"{writer.writer} {self._until(writer)}".rstrip()
+
+    def _until(self, writer: Writer) -> str:
+        clock = self._parts.clock
+        return "" if writer.until_ns is None else until_text(writer.until_ns, clock.now_ns(), clock.wall_s())
+
+    def _left_alone(self, knob: str, writer: Writer) -> str:
+        until = self._until(writer)
+        return f"set by {writer.writer}; left alone {f'{until}, or ' if until else ''}until `autotune release {knob}`"
 
     def _show(self, record: DecisionRecord) -> None:
         self._parts.decisions.append(record)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic.config import JsonDict
 
 from engine.tunables import TUNABLES, Tunable, TunableValue
+from policies.usual_budget import USUAL_BUDGET
 
 Mode = Literal["active", "advise", "off"]
 _T = TypeVar("_T")
@@ -70,7 +71,7 @@ class PolicySection(Section):
     )
     learned: Path | None = Field(default=None, description="Folder of a learned policy, from `autotune export`.")
     quality_budget: float | None = Field(
-        default=0.005,
+        default=USUAL_BUDGET,
         ge=0,
         le=1,
         description="Mean relative loss per generated token, kept by the guard whoever decides: by what the `profile` "

@@ -6,40 +6,22 @@ A request that needs KV from the host is *loading* until it has come; others run
 from __future__ import annotations
 
 from engine.admission import most_tokens
-from engine.cache_manager import CacheManager
-from engine.clock import Clock
-from engine.events import EventSink, RequestAdmitted, RequestLoading
+from engine.events import RequestAdmitted, RequestLoading
 from engine.finisher import Finisher
 from engine.preemptor import Preemptor
-from engine.queues import Queues
 from engine.request import Request
-from engine.stats import Counters
+from engine.scheduler_part import SchedulerPart, Shared
 from engine.step_draft import StepDraft
 
 
-class Admitter:
-    """Works on the scheduler's queues and cache."""
+class Admitter(SchedulerPart):
+    """In the order of the queue."""
 
-    def __init__(
-        self,
-        queues: Queues,
-        cache: CacheManager,
-        preemptor: Preemptor,
-        finisher: Finisher,
-        *,
-        max_model_len: int,
-        clock: Clock,
-        counters: Counters,
-        events: EventSink,
-    ) -> None:
-        self._queues = queues
-        self._cache = cache
+    def __init__(self, shared: Shared, preemptor: Preemptor, finisher: Finisher, *, max_model_len: int) -> None:
+        super().__init__(shared)
         self._preemptor = preemptor
         self._finisher = finisher
         self._max_model_len = max_model_len
-        self._clock = clock
-        self._counters = counters
-        self._events = events
 
     def admit_next(self, draft: StepDraft) -> bool:
         """Start the queue's head if there is room for its whole prompt; False to stop trying in this step."""

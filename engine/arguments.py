@@ -12,6 +12,8 @@ from engine.recording import DEFAULT_MAX_BYTES
 from engine.sizes import parse_size
 from engine.tunables import TUNABLES, Tunable, TunableValues
 
+_LARGEST_UID = (1 << 32) - 2  # one more stands for nobody
+
 
 def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     """The command line."""
@@ -42,7 +44,7 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add("--control", type=_path, metavar="SOCKET", help=f"control socket ({default_control_socket()})")
     add(
         "--control-uid",
-        type=int,
+        type=_uid,
         action="append",
         default=[],
         metavar="UID",
@@ -183,6 +185,12 @@ def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; name one, or leave the option out")
     return Path(text)
+
+
+def _uid(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or int(text) > _LARGEST_UID:
+        raise argparse.ArgumentTypeError(f"{text:.20}: a user is a number from 0 to {_LARGEST_UID}")
+    return int(text)
 
 
 def _size(text: str) -> int:

@@ -21,10 +21,12 @@ from itertools import groupby
 
 from engine.arena import Arena, IntegrityError
 from engine.block_lives import CLEARED, ORPHANED, ROOM, BlockLives
-from engine.formats import BLOCK_SIZES, NATIVE_CLASSES, OFFSET_UNIT, BlockClass
+from engine.formats import OFFSET_UNIT, BlockClass
 from engine.idle_blocks import IdleBlocks
 from engine.pool_block import DEVICE, HOST, Block
+from engine.pool_room import PoolRoom
 from engine.prefix_policy import PrefixPolicy
+from engine.stale_blocks import StaleBlocks
 from engine.versions import Versions
 
 
@@ -54,11 +56,11 @@ class BlockPool:
         self.blocks: dict[int, Block] = {}
         self.idle = IdleBlocks(arena) if before is None else IdleBlocks(arena, before)
         self.lives = lives or BlockLives()
-        self.stale: dict[int, dict[int, Block]] = {}  # slab -> offset -> block not in the class it should have
+        self.room = PoolRoom(arena, self.idle, reserve_slabs)
+        self.stale = StaleBlocks(arena)
         self.class_counts: dict[BlockClass, int] = {}
         self.class_tokens: dict[BlockClass, int] = {}  # committed tokens, in whole chunks
         self.resident_bytes = 0
-        self.stale_bytes = 0
         self.version = 0  # grows whenever room may have appeared
         self.dropped_idle = 0  # cumulative blocks given up for room, those that a twin replaces not counted
         self.unshadowed: dict[int, Block] = {}  # idle since they were last used, without a twin, oldest first
@@ -76,60 +78,6 @@ class BlockPool:
         """Be the other tier of a device's pool."""
         self._other, self._ticks = device, device._ticks
         self.idle.join(device.idle)
-
-    # -- room -----------------------------------------------------------------------------------------------------
-
-    def plan_blocks(self, start: int, stop: int, block_size: int, *, keep_slabs: int) -> list[int] | None:
-        """Sizes of native blocks that cover ``start .. stop``, or None without room for them.
-
-        At each position the largest size up to ``block_size`` that divides it and has room; when the pool has no slab
-        left to cut, then smaller ones, then larger ones, out of slabs that are cut already.
-        """
-        primary = NATIVE_CLASSES[block_size]
-        ready = self.arena.free_slots(primary) + self.idle.num_of(primary)
-        blocks, is_even = -(-(stop - start) // block_size), start % block_size == 0
-        if is_even and blocks <= ready:
-            return [block_size] * blocks  # the usual case: room for the size that is wanted, wherever
-        slabs = self._spare_slabs(primary, keep_slabs)
-        if is_even and blocks <= ready + slabs * self.arena.per_slab(primary):
-            return [block_size] * blocks
-        slots = {block_size: ready}
-        sizes: list[int] = []
-        position = start
-        while position < stop:
-            for size in _sizes_at(position, block_size):
-                room = slots.get(size)
-                if room is None:
-                    other = NATIVE_CLASSES[size]
-                    room = self.arena.free_slots(other) + self.idle.num_outside_whole_slabs(other)
-                if not room and slabs:
-                    slabs -= 1
-                    room = self.arena.per_slab(NATIVE_CLASSES[size])
-                slots[size] = room
-                if room:
-                    slots[size] = room - 1
-                    sizes.append(size)
-                    position += size
-                    break
-            else:
-                return None
-        return sizes
-
-    def available_tokens(self, block_size: int) -> int:
-        """Native tokens that new blocks up to ``block_size`` could hold now, idle cached blocks given up."""
-        block_class = NATIVE_CLASSES[block_size]
-        blocks = self.arena.free_slots(block_class) + self.idle.num_of(block_class)
-        tokens = (
-            blocks + self._spare_slabs(block_class, self.reserve_slabs) * self.arena.per_slab(block_class)
-        ) * block_size
-        for size in BLOCK_SIZES[: BLOCK_SIZES.index(block_size)]:
-            tokens += self.arena.free_slots(NATIVE_CLASSES[size]) * size
-        return tokens
-
-    def _spare_slabs(self, block_class: BlockClass, keep_slabs: int) -> int:
-        """Slabs that could be cut for a class, besides those whose blocks are of that class already."""
-        whole = self.idle.num_whole_slabs - self.idle.num_whole_slabs_of(block_class)
-        return max(0, self.arena.num_free_slabs + whole - keep_slabs)
 
     # -- life of a block ------------------------------------------------------------------------------------------
 
@@ -344,7 +292,7 @@ class BlockPool:
             if block.offset in self.idle.blocks:
                 self._not_idle(block)
             if block.is_stale:
-                self.unmark_stale(block)
+                self.stale.discard(block)
             if block.twin is not None and self.tier == DEVICE:
                 self.unlink(block)
             del self.blocks[block.offset]
@@ -440,30 +388,6 @@ class BlockPool:
         """Shadows in this pool."""
         return sum(map(len, self._shadows.values()))
 
-    # -- blocks that should have another class --------------------------------------------------------------------
-
-    def mark_stale(self, block: Block) -> None:
-        """The block could be converted now."""
-        if not block.is_stale:
-            block.is_stale = True
-            self.stale.setdefault(block.offset // self.arena.slab_units, {})[block.offset] = block
-            self.stale_bytes += self.arena.block_bytes(block.block_class)
-
-    def unmark_stale(self, block: Block) -> None:
-        """The block has its class, or cannot get it for now."""
-        if block.is_stale:
-            block.is_stale = False
-            slab = block.offset // self.arena.slab_units
-            del self.stale[slab][block.offset]
-            if not self.stale[slab]:
-                del self.stale[slab]
-            self.stale_bytes -= self.arena.block_bytes(block.block_class)
-
 
 def _class_of(block: Block) -> BlockClass:
     return block.block_class
-
-
-def _sizes_at(position: int, block_size: int) -> list[int]:
-    fits = [size for size in BLOCK_SIZES if position % size == 0]
-    return [size for size in reversed(fits) if size <= block_size] + [size for size in fits if size > block_size]

@@ -44,14 +44,14 @@ def check_pool(pool: BlockPool) -> None:
     whole = {slab for slab, count in enumerate(slab_idle) if count and count == arena.slab_used(slab)}
     found, counted = (slab_idle, idle, whole), pool.idle.counts()
     _require(found == counted, f"idle by slab, by class and whole slabs: found {found}, counted {counted}")
-    _require(sum(map(len, pool.stale.values())) == sum(b.is_stale for b in pool.blocks.values()), "stale list")
+    _require(sum(map(len, pool.stale.by_slab.values())) == sum(b.is_stale for b in pool.blocks.values()), "stale list")
     total = arena.num_slabs * arena.slab_units * OFFSET_UNIT
     held = resident - pool.idle.num_bytes
     _require(held >= 0 and pool.idle.num_bytes >= 0 and resident <= total, f"{held} held, {resident} of {total} used")
     _check_unshadowed(pool)
     pool.idle.check_integrity()
     found_bytes = (resident, idle_bytes, stale_bytes)
-    counted_bytes = (pool.resident_bytes, pool.idle.num_bytes, pool.stale_bytes)
+    counted_bytes = (pool.resident_bytes, pool.idle.num_bytes, pool.stale.num_bytes)
     _require(found_bytes == counted_bytes, f"resident, idle, stale bytes {found_bytes}, counted {counted_bytes}")
 
 
@@ -66,7 +66,7 @@ def _check_block(pool: BlockPool, offset: int, block: Block) -> None:
     _require(not _is_nobodys(block) or bool(block.nodes) or is_shadow, f"block {offset} is nobody's and not freed")
     _require(block.tier == pool.tier, f"block {offset} of tier {block.tier} is in the pool of tier {pool.tier}")
     _check_twin(block)
-    _require(block.is_stale == (offset in pool.stale.get(slab, {})), f"block {offset}: stale list is wrong")
+    _require(block.is_stale == (offset in pool.stale.by_slab.get(slab, {})), f"block {offset}: stale list is wrong")
     for position in block.nodes:
         inside = block.first <= position and position + CHUNK_TOKENS <= block.first + block.filled
         _require(inside, f"block {offset} is cached for {position} but holds {block.first}+{block.filled}")

@@ -53,7 +53,7 @@ class CapacityFace:
     def room_tokens(self) -> int:
         """Native tokens that can be allocated now above the watermark, idle cached blocks given up."""
         room = min(
-            pool.available_tokens(recoder.write_size())
+            pool.room.available_tokens(recoder.targets.write_size())
             for pool, recoder in zip(self._pools, self._recoders, strict=True)
         )
         return room - self.watermark_tokens()
@@ -71,7 +71,7 @@ class CapacityFace:
         if missing <= 0 and self._tier is None:
             return 0
         floor = lossiness_of(request.cache.kv_format_floor)
-        block_size = max([recoder.write_size(floor) for recoder in self._recoders])
+        block_size = max([recoder.targets.write_size(floor) for recoder in self._recoders])
         on_host = 0
         if self._tier is not None and sequence is not None and not sequence.streams:
             for group, table in enumerate(sequence.tables):

@@ -102,7 +102,7 @@ class OffloadFace(RecodesFace, ABC):
         missing = []
         for group, pool in enumerate(self._pools):
             needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            lack = needed - pool.available_tokens(self._recoders[group].write_size())
+            lack = needed - pool.room.available_tokens(self._recoders[group].targets.write_size())
             tokens = max(lack, _STREAM_SLACK_TOKENS) if lack > 0 else 0
             missing.append(int(tokens * token_bytes(self.groups[group].shape)))
         return any(missing) and any(
@@ -146,7 +146,7 @@ class OffloadFace(RecodesFace, ABC):
         comes = False
         for group, pool in enumerate(self._pools):
             needed = end - (sequence.tables[group].capacity if sequence is not None else 0)
-            room = pool.available_tokens(self._recoders[group].write_size())
+            room = pool.room.available_tokens(self._recoders[group].targets.write_size())
             if room >= needed:
                 continue
             coming = self._tier.coming_bytes(group) / token_bytes(self.groups[group].shape)

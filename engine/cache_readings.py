@@ -125,7 +125,7 @@ def read_converged(pools: Sequence[BlockPool]) -> float:
     Blocks that are young, unsealed, or whose neighbours never allow another class count as converged.
     """
     resident = sum(pool.resident_bytes for pool in pools)
-    return 1.0 - sum(pool.stale_bytes for pool in pools) / resident if resident else 1.0
+    return 1.0 - sum(pool.stale.num_bytes for pool in pools) / resident if resident else 1.0
 
 
 class ReadingsFace:

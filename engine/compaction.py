@@ -23,7 +23,7 @@ def is_cramped(pool: BlockPool, block_size: int, wanted_tokens: int = 0) -> bool
     """
     arena, idle = pool.arena, pool.idle
     has_slab = arena.num_free_slabs + idle.num_whole_slabs > pool.reserve_slabs
-    if has_slab and (not wanted_tokens or pool.available_tokens(block_size) >= wanted_tokens):
+    if has_slab and (not wanted_tokens or pool.room.available_tokens(block_size) >= wanted_tokens):
         return False
     primary = BlockClass(NATIVE.name, block_size)
     return any(

@@ -103,7 +103,7 @@ class Evictor:
 
     def _choose(self, sequence: CacheSequence, group: int, settings: CacheSettings) -> int:
         """The chunks that a group of a sequence should drop now, as a mask; some may be gone already."""
-        unit = self._recoders[group].tile_tokens(sequence)
+        unit = self._recoders[group].targets.tile_tokens(sequence)
         keep, computed = settings.keep_tokens, sequence.committed
         scores = sequence.scores[group]
         if settings.eviction == "window" or not scores.queries:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from engine.cache_manager import CacheManager
-from engine.clock import Clock
-from engine.events import EventSink, RequestFinished
-from engine.queues import Queues
+from engine.events import RequestFinished
 from engine.request import FinishReason, Request, RequestStatus
-from engine.stats import Counters
+from engine.scheduler_part import SchedulerPart, Shared
 
 
-class Finisher:
-    """Works on the scheduler's queues and cache."""
+class Finisher(SchedulerPart):
+    """Keeps those that failed until they are asked for."""
 
-    def __init__(
-        self, queues: Queues, cache: CacheManager, *, clock: Clock, counters: Counters, events: EventSink
-    ) -> None:
-        self._queues = queues
-        self._cache = cache
-        self._clock = clock
-        self._counters = counters
-        self._events = events
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.failed: list[Request] = []  # ended while planning, and not reported yet
 
     def finish(self, request: Request, reason: FinishReason) -> None:

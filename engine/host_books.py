@@ -110,7 +110,7 @@ class HostBooks:
         lie scattered in other classes.
         """
         pool = self.pools[group]
-        tokens = pool.available_tokens(self.recoders[group].write_size())
+        tokens = pool.room.available_tokens(self.recoders[group].targets.write_size())
         return min(_cheap_bytes(pool), int(tokens * token_bytes(pool.arena.shape)))
 
     def host_room_bytes(self, group: int) -> int:

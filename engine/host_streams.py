@@ -36,7 +36,7 @@ class HostStreams:
 
     def is_settled(self, group: int, block: Block) -> bool:
         """Full, and in the format that it should have: what is to be converted has to come back for that."""
-        target = self._books.recoders[group].target_class(block)
+        target = self._books.recoders[group].targets.target_class(block)
         return block.is_sealed and target.kv_format == block.block_class.kv_format
 
     def stream_below(self, sequence: CacheSequence, group: int, position: int) -> None:

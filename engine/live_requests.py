@@ -87,6 +87,7 @@ class LiveRequests:
                     request.num_cached_tokens,
                     reason,
                     num_evicted_tokens=request.num_evicted_tokens,
+                    num_pinned_tokens=request.num_pinned_tokens,
                 )
             )
         return deltas + self.unfit(ended)

@@ -5,26 +5,14 @@ Loads are given up, and parked KV at last as well, where they stand in the way.
 
 from __future__ import annotations
 
-from engine.cache_manager import CacheManager
-from engine.clock import Clock
-from engine.events import EventSink, RequestParked, RequestPreempted
-from engine.queues import Queues
+from engine.events import RequestParked, RequestPreempted
 from engine.request import Request, RequestStatus
-from engine.stats import Counters
+from engine.scheduler_part import SchedulerPart
 from engine.step_draft import StepDraft
 
 
-class Preemptor:
-    """Works on the scheduler's queues and cache."""
-
-    def __init__(
-        self, queues: Queues, cache: CacheManager, *, clock: Clock, counters: Counters, events: EventSink
-    ) -> None:
-        self._queues = queues
-        self._cache = cache
-        self._clock = clock
-        self._counters = counters
-        self._events = events
+class Preemptor(SchedulerPart):
+    """Whose place is taken is the caller's choice, but for parked requests: of those the youngest."""
 
     def preempt(self, request: Request, draft: StepDraft, *, may_park: bool = True) -> None:
         """A running request loses its place, in the step that is being planned too."""

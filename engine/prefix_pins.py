@@ -203,7 +203,7 @@ class PrefixPins:
         )
         self._sequences[sequence.serial] = sequence
         for group, run in enumerate(match.runs):
-            self._recoders[group].num_floored += sequence.is_floored
+            self._recoders[group].targets.num_floored += sequence.is_floored
             for block, stop in run:
                 tables[group].append(block, stop, self._versions.next())
                 self._pools[group].hold(block, sequence.serial)
@@ -221,7 +221,7 @@ class PrefixPins:
         del self._sequences[pin.sequence.serial]
         self._prefix.release(pin.tip)
         for pool, recoder, table in zip(self._pools, self._recoders, pin.sequence.tables, strict=True):
-            recoder.num_floored -= pin.sequence.is_floored
+            recoder.targets.num_floored -= pin.sequence.is_floored
             for block in reversed(table.blocks):
                 pool.unpin(block, pin.sequence.serial)
                 if block.holders or block.nodes:

@@ -132,7 +132,8 @@ class PrefixUses:
         """The prompt is complete: keep its whole chunks for a while, as a request that follows would find them."""
         if sequence.use_prefix_cache and request.cache.prefix_ttl_s is not None:
             match = self.match(request.prompt_ids, request.cache.salt, lossiness)
-            self._pins.pin(request.request_id, match, request.cache.prefix_ttl_s, sequence.max_lossiness)
+            pinned = self._pins.pin(request.request_id, match, request.cache.prefix_ttl_s, sequence.max_lossiness)
+            request.num_pinned_tokens = match.num_tokens if pinned else 0
 
 
 def _ids(request: Request, start: int, stop: int) -> list[int]:

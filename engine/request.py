@@ -78,6 +78,7 @@ class Request:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     num_evicted_tokens: int = 0  # in the layer group that lost most; each counts once, also after a preemption
+    num_pinned_tokens: int = 0  # of the prompt, kept cached as `prefix_ttl_s` asks; 0 where the cap left no room
     evicted_chunks: list[int] = field(default_factory=list)  # per layer group, as masks of 16 tokens
     first_scheduled_ns: int | None = None
     first_token_ns: int | None = None

@@ -12,8 +12,8 @@ from engine.request import FinishReason
 class RequestDelta:
     """What one step did for one request; a copy, so that other threads may read it.
 
-    ``num_evicted_tokens``: so far. ``finish_reason`` comes with the last delta of a request and only then. ``error`` is
-    for people.
+    ``num_evicted_tokens``: so far. ``num_pinned_tokens``: of the prompt, once it is complete. ``finish_reason`` comes
+    with the last delta of a request and only then. ``error`` is for people.
     """
 
     request_id: str
@@ -24,3 +24,4 @@ class RequestDelta:
     finish_reason: FinishReason | None = None
     error: str | None = None
     num_evicted_tokens: int = 0
+    num_pinned_tokens: int = 0

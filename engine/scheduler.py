@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from engine.admission import AdmissionError, check_request
 from engine.admitter import Admitter
@@ -26,6 +26,7 @@ from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.preemptor import Preemptor
 from engine.queues import Queues
 from engine.request import FinishReason, Request
+from engine.scheduler_part import Shared
 from engine.stats import Counters
 from engine.step_planner import StepPlanner, parse_limits
 from engine.step_results import StepResults
@@ -79,10 +80,10 @@ class Scheduler:
         self._sync_recode = sync_recode
         self._values = dict(values)
         self._queues = queues = Queues()
-        parts = _Parts(clock=clock, counters=self.counters, events=self._events)
-        self._finisher = finisher = Finisher(queues, cache, **parts)
-        self._preemptor = Preemptor(queues, cache, **parts)
-        admitter = Admitter(queues, cache, self._preemptor, finisher, max_model_len=max_model_len, **parts)
+        shared = Shared(queues, cache, clock, self.counters, self._events)
+        self._finisher = finisher = Finisher(shared)
+        self._preemptor = Preemptor(shared)
+        admitter = Admitter(shared, self._preemptor, finisher, max_model_len=max_model_len)
         self._planner = StepPlanner(
             queues,
             cache,
@@ -92,15 +93,7 @@ class Scheduler:
             limits=parse_limits(values),
             max_chunk_tokens=max_chunk_tokens,
         )
-        self._results = StepResults(
-            queues,
-            cache,
-            finisher,
-            max_model_len=max_model_len,
-            eos_token_ids=eos_token_ids,
-            clock=clock,
-            counters=self.counters,
-        )
+        self._results = StepResults(shared, finisher, max_model_len=max_model_len, eos_token_ids=eos_token_ids)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -303,11 +296,3 @@ class Scheduler:
 
     def _shared(self) -> dict[int, Any]:
         return {id(part): part for part in (self.cache, self._clock, self._events, self.counters)}
-
-
-class _Parts(TypedDict):
-    """What every part of the scheduler is given."""
-
-    clock: Clock
-    counters: Counters
-    events: EventSink

@@ -31,7 +31,7 @@ def serve(options: EngineOptions) -> None:
     Raises EngineError, one line for people, when it cannot start (ConfigurationError when it never could): nothing is
     left behind then.
     """
-    from engine.server.control import ControlSocket  # noqa: PLC0415 - see the module's docstring
+    from engine.server.control_socket import ControlSocket  # noqa: PLC0415 - see the module's docstring
 
     # Importing torch takes seconds; the commonest mistakes need not wait for it.
     check(options)

@@ -29,7 +29,7 @@ class SlotAllocator:
         sizes: list[list[int]] = []
         for group, pool in enumerate(self._pools):
             start = sequence.tables[group].capacity if sequence is not None else 0
-            planned = pool.plan_blocks(start, end, block_sizes[group], keep_slabs=keep_slabs)
+            planned = pool.room.plan_blocks(start, end, block_sizes[group], keep_slabs=keep_slabs)
             if planned is None:
                 return None
             sizes.append(planned)

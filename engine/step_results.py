@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cache_manager import CacheManager
-from engine.clock import Clock
 from engine.finisher import Finisher
 from engine.plan import ScheduledSequence, SequenceOutput
-from engine.queues import Queues
 from engine.request import FinishReason, Request, RequestStatus
-from engine.stats import Counters
+from engine.scheduler_part import SchedulerPart, Shared
 
 
-class StepResults:
-    """Works on the scheduler's queues and cache."""
+class StepResults(SchedulerPart):
+    """``eos_token_ids`` end a request, unless it ignores them."""
 
     def __init__(
-        self,
-        queues: Queues,
-        cache: CacheManager,
-        finisher: Finisher,
-        *,
-        max_model_len: int,
-        eos_token_ids: frozenset[int],
-        clock: Clock,
-        counters: Counters,
+        self, shared: Shared, finisher: Finisher, *, max_model_len: int, eos_token_ids: frozenset[int]
     ) -> None:
-        self._queues = queues
-        self._cache = cache
+        super().__init__(shared)
         self._finisher = finisher
         self._max_model_len = max_model_len
         self._eos = eos_token_ids
-        self._clock = clock
-        self._counters = counters
 
     def take(self, sequences: Sequence[ScheduledSequence], outputs: Sequence[SequenceOutput]) -> list[Request]:
         """Returns the requests that ended. Outputs of those that ended since are ignored; a sequence that should have

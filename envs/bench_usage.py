@@ -92,7 +92,7 @@ def look(simulator: Simulator) -> dict[str, float]:
             tails += size * (1 - block.filled / block.size)
         else:
             moving += size
-    written = BlockClass(NATIVE.name, recoder.write_size())
+    written = BlockClass(NATIVE.name, recoder.targets.write_size())
     free: Counter[bool] = Counter()
     for block_class in pool.class_counts:
         free[block_class == written] += arena.free_slots(block_class) * arena.block_bytes(block_class)
@@ -108,7 +108,7 @@ def look(simulator: Simulator) -> dict[str, float]:
         "free_native": free[True] / total,
         "free_other": free[False] / total,
         "free_slabs": arena.num_free_slabs / arena.num_slabs,
-        "stale": pool.stale_bytes / total,
+        "stale": pool.stale.num_bytes / total,
         "head": simulator.cache.missing_tokens(head) / capacity if head is not None else 0.0,
         "active_lacks": active / capacity,
         "room": simulator.cache.room_tokens() / capacity,

@@ -24,6 +24,7 @@ from envs.virtual_clock import VirtualClock
 from policies.base import Decision, Policy, PolicyState
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guards import guard_for
+from policies.usual_budget import USUAL_BUDGET
 
 _JUNK: Final[tuple[Any, ...]] = (
     float("nan"),
@@ -40,7 +41,6 @@ _JUNK: Final[tuple[Any, ...]] = (
 )
 _PARTS: Final = ("gauges", "counters")
 _READINGS: Final = 30
-_BUDGET: Final = 0.005
 _TICK_NS: Final = 2 * 10**9
 Done = Callable[[int], None] | None
 
@@ -165,7 +165,7 @@ def fuzz_decisions(policy: Policy, ticks: int, seed: int, profile: Profile, tick
         return ApplyResult(ApplyStatus.APPLIED, "", change)
 
     live = LiveEngine(FuzzPort(read, write, rng, result), clock=clock)
-    loop = _Loop(policy, live, result, guard_for(profile, _BUDGET))
+    loop = _Loop(policy, live, result, guard_for(profile, USUAL_BUDGET))
     for tick in range(ticks):
         loop.decide(_at_once)
         if tick_done is not None:

@@ -13,6 +13,7 @@ from envs.signals import Targets
 from policies.play import Contender
 from policies.rules import RuleError, load_rules, presets
 from policies.threshold import ThresholdPolicy
+from policies.usual_budget import USUAL_BUDGET
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class World:
 
     profile: Profile | None = None
     targets: Targets = field(default_factory=Targets)
-    quality_budget: float = 0.005
+    quality_budget: float = USUAL_BUDGET
 
 
 def contender(text: str, world: World | None = None) -> Contender:
@@ -71,12 +72,14 @@ def _none(text: str, rest: str, _: World) -> Contender:
 
 
 def _static(text: str, rest: str, _: World) -> Contender:
-    values = {}
+    values: dict[str, TunableValue] = {}
     for part in rest.split(","):
-        knob, equals, value = part.partition("=")
+        knob, equals, value = (item.strip() for item in part.partition("="))
         if not equals:
             raise ValueError(f"{text!r}: write static:KNOB=VALUE,KNOB=VALUE")
-        values[knob.strip()] = parse_change(knob.strip(), value.strip())
+        if knob in values:
+            raise ValueError(f"{text!r}: {knob} is given twice")
+        values[knob] = parse_change(knob, value)
     return Contender(text, values=values)
 
 

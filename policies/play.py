@@ -14,9 +14,9 @@ from policies.base import Policy
 from policies.guard import Guard, GuardContext
 from policies.guards import guard_for, made
 from policies.tails import Tail
+from policies.usual_budget import USUAL_BUDGET
 
 OVERLOADED_SHARE: Final = 0.1  # of all requests, refused or still waiting at the end
-USUAL_BUDGET: Final = 0.005  # mean relative loss per token, where nobody says another
 MOST_ROWS: Final = 2000  # points of a plot; longer runs keep every n-th tick
 
 

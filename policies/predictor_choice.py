@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from envs.signals import Targets
 from policies.effects import Effects, Places
 from policies.load import Load
+from policies.usual_budget import USUAL_BUDGET
 
 STEADY: Final = "steady"
 URGENT: Final = frozenset({"targets-missed", "best-effort", "budget-spent"})
@@ -37,7 +38,7 @@ class PredictorConfig:
     in which measured gaps correct the profile's step times (0: never), ``still_s``: how long knobs must have stayed.
     """
 
-    quality_budget: float = 0.005
+    quality_budget: float = USUAL_BUDGET
     act_after_s: float = 1.0
     release_after_s: float = 30.0
     settle_s: float = 5.0

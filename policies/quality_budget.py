@@ -43,7 +43,8 @@ class _Setting(NamedTuple):
     keep_tokens: TunableValue
 
 
-_KNOBS: Final = _Setting._fields
+QUALITY_KNOBS: Final = _Setting._fields
+"""The knobs that the budget is about."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class QualityBudget:
     def objection(self, change: Change, observation: Observation, state: QualityState) -> str | None:
         """Why a change may overdraw the budget, in one line with the figures, or None if it cannot."""
         now = _setting(observation)
-        if change.knob not in _KNOBS:
+        if change.knob not in QUALITY_KNOBS:
             return None
         if now is None:
             return "the engine does not say how it stores and drops KV, so nobody knows what it loses"
@@ -244,7 +245,7 @@ class QualityBudget:
 
 def _setting(observation: Observation) -> _Setting | None:
     known = observation.tunables
-    return _Setting(*(known[knob] for knob in _KNOBS)) if all(knob in known for knob in _KNOBS) else None
+    return _Setting(*(known[knob] for knob in QUALITY_KNOBS)) if all(knob in known for knob in QUALITY_KNOBS) else None
 
 
 def _is_usable(state: Mapping[str, Any]) -> bool:

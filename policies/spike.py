@@ -17,6 +17,7 @@ from policies.executors import Executor, in_order
 from policies.named import World, contender
 from policies.play import Played, Row, play
 from policies.steady import Bench
+from policies.usual_budget import USUAL_BUDGET
 
 FACTOR: Final = 3.0
 WITHIN_S: Final = 10.0
@@ -103,7 +104,7 @@ def spikes(
     bases: Sequence[float] = BASES,
     interval_s: float = 2.0,
     seed: int = 0,
-    quality_budget: float = 0.005,
+    quality_budget: float = USUAL_BUDGET,
     done: Callable[[], None] = lambda: None,
 ) -> list[Spike]:
     """Every base load, in order; ``done`` is called after each."""

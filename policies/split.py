@@ -3,6 +3,10 @@
 The parts share no source of lengths or arrivals that a policy could have learnt by heart, except where ``shifts`` mix
 known regimes into an order that training never shows. Seeds are kept apart as well: evaluation adds
 :data:`EVALUATION_SEED` to its own, so that no generated minute is seen twice.
+
+Training keeps its held-out episodes apart in another way (:mod:`policies.train.traffic`): it draws several streams from
+one seed, by sequences of numbers, while evaluation gives generators one number each. Either way for both would give
+every existing seed other traffic, and results could no longer be compared.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +21,15 @@ from engine.paths import default_control_socket
 from engine.text import one_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.config import Config
     from engine.control_client import ControlClient
     from policies.base import Policy
+
+DEFAULT_ADMIN = "http://127.0.0.1:9466"
+_UNWRAPPED = 10_000  # columns; no table here comes near
+_MOST_DIGITS = 18  # of a tick: SQLite's numbers end at 19
 
 
 def given_path(text: str | Path) -> Path:
@@ -65,6 +73,15 @@ JournalOption = Annotated[
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path),
+]
+AdminOption = Annotated[
+    str | None,
+    typer.Option(
+        "--admin",
+        metavar="URL",
+        help=f"Admin address of the daemon; the configuration's, or {DEFAULT_ADMIN}, if absent.",
+        show_default=False,
+    ),
 ]
 _MAX_ERROR_CHARS = 2000
 
@@ -114,27 +131,81 @@ def fail_with(command: Callable[[], Any]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def connect(control: Path | None, timeout_s: float = 5.0) -> ControlClient:
-    """A client of the named engine or the default one; use it in ``with``."""
+def configured(config: Path | None) -> Config | None:
+    """The configuration that is named, None if none is. Raises CliError for one that cannot be used."""
+    if config is None:
+        return None
+    from autotune.config import ConfigError, load_config  # noqa: PLC0415
+
+    try:
+        return load_config(config)
+    except ConfigError as error:
+        raise CliError(str(error)) from error
+
+
+def connect(control: Path | None, config: Path | None = None, timeout_s: float = 5.0) -> ControlClient:
+    """A client of the engine that is named, the configuration's, or the default one; use it in ``with``."""
     from engine.control_client import ControlClient  # noqa: PLC0415
 
-    return ControlClient(control or default_control_socket(), timeout_s=timeout_s)
+    known = configured(config) if control is None else None
+    named = control if known is None else known.engine.control
+    return ControlClient(named or default_control_socket(), timeout_s=timeout_s)
+
+
+def admin_address(admin: str | None, config: Path | None) -> str:
+    """Where the daemon answers: the address that is named, the configuration's, or the default one, without a slash.
+
+    Raises CliError for what is no address, and for a configuration that has no admin port or a random one.
+    """
+    if admin is not None:
+        if not admin.startswith(("http://", "https://")):
+            raise CliError(f"--admin {admin}: must be an http address such as {DEFAULT_ADMIN}", 2)
+        return admin.rstrip("/")
+    known = configured(config)
+    if known is None:
+        return DEFAULT_ADMIN
+    section = known.admin
+    if not section.enabled or not section.port:
+        why = "takes a free port" if section.enabled else "has no admin port"
+        raise CliError(f"{config}: the daemon {why} by it; name its address with --admin")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(section.host, section.host)  # noqa: S104  # not listening here
+    return f"http://[{host}]:{section.port}" if ":" in host else f"http://{host}:{section.port}"
+
+
+def console_for_stdout() -> Console:
+    """As wide as the terminal; where output goes to a file or a program, lines are left whole."""
+    from rich.console import Console  # noqa: PLC0415
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _UNWRAPPED)
+
+
+def tick_id(text: str | int) -> int:
+    """A tick as `autotune decisions` shows it, ``120`` or ``[120]``, for ``parser=``. Raises BadParameter."""
+    digits = str(text).strip().removeprefix("[").removesuffix("]")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > _MOST_DIGITS or not int(digits):
+        raise typer.BadParameter(f"{one_line(text, 40)!r}: give a tick such as 120; `autotune decisions` shows them")
+    return int(digits)
 
 
 def journal_path(journal: Path | None, config: Path | None) -> Path:
     """The journal that is meant: the one named, the configuration's, or the default one."""
-    from autotune.config import ConfigError, load_config  # noqa: PLC0415
     from autotune.journal_file import default_journal  # noqa: PLC0415
 
     if journal is not None:
         return journal
-    named = None
-    if config is not None:
-        try:
-            named = load_config(config).journal.path
-        except ConfigError as error:
-            raise CliError(str(error)) from error
-    return named or default_journal(os.environ, os.geteuid())
+    known = configured(config)
+    return (known and known.journal.path) or default_journal(os.environ, os.geteuid())
+
+
+@contextmanager
+def reading_journal() -> Iterator[None]:
+    """What is wrong with a journal becomes one line that says how to name another."""
+    from autotune.journal_file import JournalError  # noqa: PLC0415
+
+    try:
+        yield
+    except JournalError as error:
+        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
 def tick_range(text: str) -> tuple[int, int | None]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli._shared import CliError, given_path, tell_choice
+
+if TYPE_CHECKING:
+    from autotune.config import Config
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +31,24 @@ def check_config(
         policy = policy_of(config, check_rules(config))
         guard = guard_of(config)
     except ConfigError as error:
-        raise CliError(str(error)) from error
+        raise CliError("\n".join(_with_what_it_names(file, error.problems))) from error
     typer.echo(f"{file}: ok (mode {config.mode}, policy {policy.name})")
     typer.echo(f"quality: {what_holds(guard)}")
     tell_choice(policy)
+
+
+def _with_what_it_names(file: Path, problems: list[str]) -> list[str]:
+    """The faults that were found, and those of rules and profile, which are read only once the rest is right."""
+    from autotune.config import ConfigError, files_named_in  # noqa: PLC0415
+    from autotune.wiring import check_rules, guard_of  # noqa: PLC0415
+
+    config, found = files_named_in(file), list(problems)
+    if config is None:
+        return found
+    checks: tuple[Callable[[Config], object], ...] = (check_rules, guard_of)
+    for check in checks:
+        try:
+            check(config)
+        except ConfigError as error:
+            found += error.problems
+    return list(dict.fromkeys(found))

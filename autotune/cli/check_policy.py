@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli._shared import CliError, tell_choice
+from autotune.cli._simulated import IntervalOption, JobsOption, NoiseOption, ProfileOption
 
 if TYPE_CHECKING:
     from policies.base import Policy
@@ -24,22 +24,20 @@ def register(app: typer.Typer) -> None:
 def check_policy(
     policy: Annotated[str, typer.Argument(help="A preset, a rules file, predictor, learned:PATH or auto.")] = "default",
     *,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
+    profile: ProfileOption = None,
     hours: Annotated[
         float, typer.Option(help="Simulated hours at each level; 24 for a verdict, 0: leave it out.")
     ] = 1.0,
     levels: Annotated[int, typer.Option(min=1, help="Levels of load, up to twice what native serves.")] = 20,
-    noise: Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")] = 0.05,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    noise: NoiseOption = 0.05,
+    interval: IntervalOption = 2.0,
     with_spikes: Annotated[
         bool, typer.Option("--spikes/--no-spikes", help="Loads that treble; minutes where the policy is late.")
     ] = True,
     ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks; 1000000 for a verdict.")] = 10_000,
     engine_ticks: Annotated[int, typer.Option(min=0, help="Fuzzed ticks with a simulated engine behind.")] = 300,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+    jobs: JobsOption = 0,
 ) -> None:
     """Checks of POLICY behind the guard. Exit code 1 when one fails; the last line is JSON.
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
+from autotune.cli._shared import ConfigOption, JournalOption, journal_path, reading_journal
+from autotune.decisions import said
+from autotune.writers import who_of
 from engine.text import one_line
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ def decisions(
     """Show the daemon's recent decisions with their reasons and measured effects, oldest first."""
     path = journal_path(journal, config)
     ticks = _read(path, number, 0)
+    if not ticks:
+        typer.echo(one_line(f"nothing has been decided yet, by the journal {path}"), err=True)
     unmeasured = _show(ticks, as_json=as_json)
     last = max((tick.id for tick in ticks), default=0)
     while follow:
@@ -69,12 +73,10 @@ def _show(
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
-    from autotune.journal_file import JournalError, read_ticks  # noqa: PLC0415
+    from autotune.journal_file import read_ticks  # noqa: PLC0415
 
-    try:
+    with reading_journal():
         return read_ticks(path, limit=limit, acted_only=True, after_id=after_id)
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:
@@ -91,7 +93,8 @@ def _line(row: dict[str, Any]) -> str:
     when = datetime.fromtimestamp(row["wall_s"], UTC).astimezone().strftime("%H:%M:%S")
     old = "?" if row["old"] is None else row["old"]
     head = f"{when} [{row['tick']}] {row['knob']} {old} -> {row['new']}: {row['verdict']}"
-    return one_line(f"{head} ({row['scenario']}, by {row['writer']}) {row['reason'] or row['why']}", 1000)
+    text = said(row["scenario"], row["reason"], row["why"])
+    return one_line(f"{head} ({row['scenario']}, by {who_of(row['writer'])}) {text}", 1000)
 
 
 def _effect_line(tick: int, effect: Any) -> str:

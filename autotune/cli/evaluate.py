@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, tell_choice
+from autotune.cli._simulated import (
+    BudgetOption,
+    IntervalOption,
+    JobsOption,
+    LengthScaleOption,
+    PoolOption,
+    ProfileOption,
+)
+from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,26 +58,24 @@ def evaluate(
         typer.Option(metavar="FILE", help="A trace besides, at half and 1.2 times what native serves."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of each workload; 10 for a verdict.")] = 10,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
+    profile: ProfileOption = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Results; an interrupted run goes on.")],
     duration: Annotated[float, typer.Option(help="Simulated seconds of arrivals per seed.")] = 600.0,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
-    length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths by this.")] = 1.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    interval: IntervalOption = 2.0,
+    length_scale: LengthScaleOption = 1.0,
+    kv_pool_bytes: PoolOption = None,
     statics: Annotated[str, typer.Option(metavar="few|grid|NAME;...", help="Static settings to compare with.")] = "few",
     random: Annotated[int, typer.Option(min=0, help="Settings that random search tries.")] = 0,
     oracle_seeds: Annotated[int, typer.Option(min=0, help="Seeds on which the oracle plays (slow).")] = 0,
     cost_seeds: Annotated[int, typer.Option(min=0, help="Seeds of the cost at equal attainment; 0: leave it out.")] = 3,
     attainment: Annotated[float, typer.Option(min=0.01, max=1, help="Level at which costs are compared.")] = 0.9,
     price: Annotated[float, typer.Option(help="Of a device per hour.")] = 1.0,
-    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
+    quality_budget: BudgetOption = 100 * USUAL_BUDGET,
     constant_hours: Annotated[
         float, typer.Option(min=0, help="Hours of the best policy at each of 20 constant loads; 0: leave it out.")
     ] = 0.0,
     ablation: Annotated[bool, typer.Option(help="Freeze each knob of the best policy in turn.")] = True,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+    jobs: JobsOption = 0,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Each cell a task of this Ray cluster; local: this machine."),

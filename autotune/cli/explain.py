@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, tick_id
+from autotune.writers import who_of
 from engine.text import one_line
 
 if TYPE_CHECKING:
@@ -26,19 +27,19 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    tick: Annotated[int, typer.Argument(metavar="ID", min=1, help="The tick; `autotune decisions` shows them.")],
+    tick: Annotated[
+        int, typer.Argument(metavar="ID", help="The tick; `autotune decisions` shows them.", parser=tick_id)
+    ],
     journal: JournalOption = None,
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole record, as JSON.")] = False,
 ) -> None:
     """Show what one tick saw, what was wanted and why, the guard's verdict, and what was predicted and measured."""
-    from autotune.journal_file import JournalError, read_tick  # noqa: PLC0415
+    from autotune.journal_file import read_tick  # noqa: PLC0415
 
     path = journal_path(journal, config)
-    try:
+    with reading_journal():
         found = read_tick(path, tick)
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     if found is None:
         raise CliError(f"journal {path}: no tick {tick} (any more); `autotune decisions` shows some")
     if found.damaged:
@@ -62,15 +63,15 @@ def _lines(tick: Tick) -> Iterator[str]:
         yield "saw: " + ", ".join(f"{name} {_figure(seen['values'].get(name))}" for name in _SEEN)
         knobs = " ".join(f"{knob}={value}" for knob, value in seen["tunables"].items())
         yield f"watched for {seen['observed_s']:.0f} s; {knobs or 'no knob is known'}"
-    for knob, (writer, revision, reason) in body.get("writers", {}).items():
-        yield f"writer: {knob} was written by {writer} at revision {revision}: {reason or 'no reason given'}"
+    for knob, (writer, revision, reason, *_) in body.get("writers", {}).items():
+        yield f"writer: {knob} was written by {who_of(writer)} at revision {revision}: {reason or 'no reason given'}"
     proposal = body.get("proposal")
     yield f"wanted: {'nothing' if not proposal else '='.join(map(str, proposal))} ({_because(body)})"
     if "verdict" in body:
         yield "guard: " + ": ".join(body["verdict"])
     yield from _done(tick)
     for row in [*body.get("overrides_begun", []), *body.get("at_exit", [])]:
-        yield f"besides: {row['knob']} {row['old']} -> {row['new']}: {row['verdict']} by {row['writer']}"
+        yield f"besides: {row['knob']} {row['old']} -> {row['new']}: {row['verdict']} by {who_of(row['writer'])}"
     for judged, outcome, why in body.get("judged") or []:
         yield f"judged: tick {judged}: {outcome}: {why}"
 

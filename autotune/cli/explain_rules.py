@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import CliError
+from autotune.cli._simulated import NoiseOption, PoolOption, ProfileOption, RulesArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,17 +25,15 @@ def register(app: typer.Typer) -> None:
 
 
 def explain_rules(
-    rules: Annotated[str, typer.Argument(metavar="FILE", help="A rules file, or a preset's name.")] = "default",
+    rules: RulesArgument = "default",
     *,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
+    profile: ProfileOption = None,
     loads: Annotated[str, typer.Option(metavar="LOAD,...", help="Shares of what native storage serves.")] = _LOADS,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 810,
     output_tokens: Annotated[int, typer.Option(min=1, help="Of every request.")] = 143,
-    noise: Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")] = 0.05,
+    noise: NoiseOption = 0.05,
     hold: Annotated[float, typer.Option(help="Simulated seconds at each load.")] = 120.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    kv_pool_bytes: PoolOption = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the levels here; - for stdout.")] = None,
 ) -> None:

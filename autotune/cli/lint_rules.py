@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from autotune.cli._shared import CliError
+from autotune.cli._simulated import RulesArgument
 
 
 def register(app: typer.Typer) -> None:
     app.command("lint-rules", short_help="Find rules that contradict themselves.")(lint_rules)
 
 
-def lint_rules(rules: Annotated[str, typer.Argument(metavar="FILE", help="A rules file, or a preset's name.")]) -> None:
+def lint_rules(rules: RulesArgument) -> None:
     """Find rules that are never reached, always shadowed or never released, regions without any, and rules that flap.
 
     One line per finding; exit code 0 without any, 1 with some, 2 for a file that is no rules file.

@@ -44,7 +44,9 @@ def unpin(
     everything: Annotated[bool, typer.Option("--all", help="End all pins.")] = False,
 ) -> None:
     """End pins before their time. What they kept stays cached until room is needed."""
-    if everything == bool(pin_ids):
+    if everything and pin_ids:
+        raise CliError("--all ends every pin: give it without ids, or leave it out to end only those named", 2)
+    if not everything and not pin_ids:
         raise CliError("name pins by their ids (autotune pins shows them), or give --all", 2)
     with connect(control) as client:
         try:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, tick_range
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, tick_range
 from engine.text import one_line
 
 
@@ -21,16 +21,14 @@ def replay_decisions(
     config: ConfigOption = None,
 ) -> int:
     """Run policy and guard again on what every tick recorded. Exit code 0 only if all came out the same."""
-    from autotune.journal_file import JournalError, read_runs, read_ticks_between  # noqa: PLC0415
+    from autotune.journal_file import read_runs, read_ticks_between  # noqa: PLC0415
     from autotune.rethinking import Rethinker  # noqa: PLC0415
     from autotune.wiring import minds_of  # noqa: PLC0415
 
     first, last = tick_range(ids)
     path: Path = journal_path(journal, config)
-    try:
+    with reading_journal():
         replayed = Rethinker(read_runs(path), minds_of).replay(read_ticks_between(path, first, last))
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     if not replayed.ticks:
         raise CliError(f"journal {path}: no such ticks; `autotune decisions` shows some")
     for line in replayed.lines:

@@ -15,6 +15,7 @@ from autotune.cli._shared import (
     JournalOption,
     given_path,
     journal_path,
+    reading_journal,
     tick_range,
 )
 
@@ -67,14 +68,12 @@ def score_advice(
 
 
 def _recorded(reader: Any, path: Path, ids: tuple[int, int | None]) -> tuple[list[Moment], Config]:
-    from autotune.journal_file import JournalError, read_runs, read_ticks_between  # noqa: PLC0415
+    from autotune.journal_file import read_runs, read_ticks_between  # noqa: PLC0415
     from autotune.run_document import RunError, read_run  # noqa: PLC0415
 
-    try:
+    with reading_journal():
         ticks = list(read_ticks_between(path, *ids))
         moments, runs = reader.read(ticks), read_runs(path)
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
     if len(moments) < _LEAST_MOMENTS:
         raise CliError(
             f"journal {path}: {len(moments)} ticks in advise mode with an engine that was well, at least "

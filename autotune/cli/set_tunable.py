@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect, operator
-from autotune.writers import OWN_WRITER, RELEASE_PREFIX, STARTUP_WRITER, pinned_by
+from autotune.writers import RELEASE_PREFIX, is_the_daemons, pinned_by
 from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
@@ -57,9 +57,14 @@ def release(
         raise CliError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}", 2)
     with connect(control) as client:
         view = client.tunables()
-        same = {knob: view["desired"][knob] for knob in knobs or _not_the_daemons(view)}
+        theirs = _not_the_daemons(view)
+        for knob in dict.fromkeys(knobs or ()):
+            if knob not in theirs:
+                typer.echo(f"{knob}: is the daemon's already, nothing to give back")
+        same = {knob: view["desired"][knob] for knob in theirs if not knobs or knob in knobs}
         if not same:
-            typer.echo("nothing to give back: the daemon may move every knob")
+            if not knobs:
+                typer.echo("nothing to give back: the daemon may move every knob")
             return
         writer = f"{RELEASE_PREFIX}{operator()}"
         answer = _patch(client, same, writer, "given back to the daemon", view["revision"])
@@ -94,12 +99,11 @@ def _seconds(text: str) -> float:
 
 
 def _not_the_daemons(view: TunablesView) -> list[str]:
-    """Knobs that somebody has set and not given back."""
-    return [
-        knob
-        for knob, record in view["writers"].items()
-        if record["writer"] not in {OWN_WRITER, STARTUP_WRITER} and not record["writer"].startswith(RELEASE_PREFIX)
-    ]
+    """Knobs that somebody has set and not given back, and whose pins have not ended."""
+    from engine.clock import RealClock  # noqa: PLC0415
+
+    now_ns = RealClock().now_ns()
+    return [knob for knob, record in view["writers"].items() if not is_the_daemons(record["writer"], now_ns)]
 
 
 def _patch(

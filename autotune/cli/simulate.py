@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, check_writable, given_path, tell_choice
+from autotune.cli._simulated import IntervalOption, PoolOption, ProfileOption, TbtOption, TtftOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,20 +41,17 @@ def simulate(
         typer.Option(help="predictor, learned:PATH, auto, a preset, a rules file, static:KNOB=VALUE,..., or none."),
     ] = "default",
     compare: Annotated[list[str] | None, typer.Option(help="Another policy on the same traffic; repeatable.")] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.", parser=given_path),
-    ] = None,
+    profile: ProfileOption = None,
     duration: Annotated[float | None, typer.Option(help="Simulated seconds (a trace's own, else 600).")] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the arrival rate by this.")] = 1.0,
     length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths of a trace by this.")] = 1.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    kv_pool_bytes: PoolOption = None,
     host_pool_bytes: Annotated[
         str | None, typer.Option(help="KV pool in host memory, like 2G, over the profile's link; none if absent.")
     ] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 1.0,
-    ttft_target: Annotated[float, typer.Option(help="Seconds to the first token.")] = 1.0,
-    tbt_target: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.1,
+    interval: IntervalOption = 1.0,
+    ttft_target: TtftOption = 1.0,
+    tbt_target: TbtOption = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Of generated workloads.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots here.", parser=given_path)] = None,
     json_out: Annotated[

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption, connect
+from autotune.cli._shared import (
+    AdminOption,
+    ConfigOption,
+    ControlOption,
+    admin_address,
+    connect,
+)
 from engine.sizes import format_size
 from engine.text import one_line
-
-DEFAULT_ADMIN = "http://127.0.0.1:9466"
 
 
 def register(app: typer.Typer) -> None:
@@ -22,12 +27,14 @@ def register(app: typer.Typer) -> None:
 
 def status(
     control: ControlOption = None,
-    admin: Annotated[str, typer.Option(metavar="URL", help="Admin address of the daemon.")] = DEFAULT_ADMIN,
+    admin: AdminOption = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
 ) -> int:
     """Show how engine and daemon are. Exit code 1 when one of them does not answer or is not well."""
-    engine, engine_problem = _engine(control)
-    daemon, daemon_problem = _daemon(admin)
+    address = admin_address(admin, config)
+    engine, engine_problem = _engine(control, config)
+    daemon, daemon_problem = _daemon(address)
     if as_json:
         problems = {"engine": engine_problem, "daemon": daemon_problem}
         typer.echo(json.dumps({"engine": engine, "daemon": daemon, "problems": problems}, indent=2))
@@ -56,21 +63,19 @@ def _choice_lines(choice: Any) -> list[str]:
     return [f"auto took {choice['taken']}: {choice['why']}", *refused]
 
 
-def _engine(control: Any) -> tuple[dict[str, Any], str]:
+def _engine(control: Path | None, config: Path | None) -> tuple[dict[str, Any], str]:
     from engine.control_client import EngineUnreachable  # noqa: PLC0415
 
     try:
-        with connect(control) as client:
+        with connect(control, config) as client:
             return client.stats().to_json(), ""
     except EngineUnreachable as error:
         return {}, one_line(error)
 
 
 def _daemon(admin: str) -> tuple[dict[str, Any], str]:
-    if not admin.startswith(("http://", "https://")):
-        raise CliError(f"--admin {admin}: must be an http address such as {DEFAULT_ADMIN}", 2)
     try:
-        with urllib.request.urlopen(f"{admin.rstrip('/')}/status", timeout=5) as answer:  # noqa: S310  # checked above
+        with urllib.request.urlopen(f"{admin}/status", timeout=5) as answer:  # noqa: S310  # http only
             document = json.load(answer)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -83,6 +88,9 @@ def _quality_line(quality: dict[str, Any]) -> str:
     parts = [str(quality["holds"])]
     if quality["budget"] is not None and quality["lost_per_token"] is not None:
         parts.append(f"{quality['lost_per_token']:.3%} lost per token of late")
+    exempt = quality.get("exempt")  # absent in the answer of an older daemon
+    if exempt and quality["budget"] is not None:
+        parts.append(f"exempt from it, as somebody else holds them: {', '.join(exempt)}")
     if quality["handed_back"]:
         parts.append(f"handed back: {', '.join(quality['handed_back'])}")
     return one_line("; ".join(parts))

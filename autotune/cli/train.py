@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError
+from autotune.cli._simulated import IntervalOption, PoolOption, ProfileOption
+from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
     from policies.train.checkpoint import Progress as Where
@@ -33,10 +35,8 @@ def train(
     workload: Annotated[
         list[str] | None, typer.Option(help="A built-in workload, NAME or NAME@RATE_SCALE; repeatable.")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
+    profile: ProfileOption = None,
+    kv_pool_bytes: PoolOption = None,
     knobs: Annotated[str | None, typer.Option(help="Knobs that it may move, with commas between them.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
     ttft_target: Annotated[
@@ -46,8 +46,10 @@ def train(
         float | None, typer.Option(help="Seconds between tokens (2.5 times what a lone request takes).")
     ] = None,
     length_scale: Annotated[float | None, typer.Option(help="Divide prompts and outputs, for a small model.")] = None,
-    quality_budget: Annotated[float, typer.Option(help="Relative loss of a token that is allowed on average.")] = 0.005,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
+    quality_budget: Annotated[
+        float, typer.Option(help="Relative loss of a token that is allowed on average.")
+    ] = USUAL_BUDGET,
+    interval: IntervalOption = 2.0,
     steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Or: for so long (20 if neither is given).")] = None,
     envs: Annotated[int, typer.Option(help="Simulated engines at the same time.")] = 8,

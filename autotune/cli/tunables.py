@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import ControlOption, connect
-from autotune.writers import STARTUP_WRITER, named, who_of
+from autotune.cli._shared import ControlOption, connect, console_for_stdout
+from autotune.writers import STARTUP_WRITER, ends_ns, until_text, who_of
 from engine.clock import RealClock
 from engine.text import one_line
 from engine.tunables import TUNABLES
@@ -36,22 +36,22 @@ def tunables(
 
 def _print_table(view: TunablesView) -> None:
     from rich import box  # noqa: PLC0415  # only people need it
-    from rich.console import Console  # noqa: PLC0415
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = console_for_stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("knob", "desired", "effective", "allowed", "last writer"):
         table.add_column(heading, overflow="fold", no_wrap=heading in {"knob", "desired", "effective"})
-    reasons = []
+    reasons, clock = [], RealClock()
     for knob, desired in view["desired"].items():
         allowed = " ".join(str(value) for value in TUNABLES[knob].values) if knob in TUNABLES else ""
         writer = view["writers"].get(knob)
         name = writer["writer"] if writer else ""
         cells = (knob, desired, view["effective"].get(knob, "?"), allowed, who_of(name))
         table.add_row(*(escape(one_line(cell)) for cell in cells))
-        until = "" if name == who_of(name) else f", {named(name, RealClock().now_ns())}"
+        ends = ends_ns(name)
+        until = "" if ends is None else f", {who_of(name)} {until_text(ends, clock.now_ns(), clock.wall_s())}"
         if writer and name != STARTUP_WRITER and (writer["reason"] or until):
             reasons.append(one_line(f"{knob}, revision {writer['revision']}{until}: {writer['reason']}", 1000))
     console.print(table)

@@ -10,6 +10,15 @@ from typing import Annotated
 import typer
 
 from autotune.cli._shared import CliError
+from autotune.cli._simulated import (
+    BudgetOption,
+    IntervalOption,
+    JobsOption,
+    LengthScaleOption,
+    PoolOption,
+    ProfileOption,
+)
+from policies.usual_budget import USUAL_BUDGET
 
 _WORKLOADS = "chat-bursty@1.2,chat-steady@1.1,code-bursty@1,chat-steady@0.5"
 
@@ -31,15 +40,13 @@ def tune_rules(
     best: Annotated[int, typer.Option(min=1, help="Of a round, to draw the next one around.")] = 3,
     seeds: Annotated[int, typer.Option(min=1, help="Of each workload.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
-    profile: Annotated[
-        Path | None, typer.Option(help="From autotune profile; an estimated Llama 3 8B on an L4 if absent.")
-    ] = None,
+    profile: ProfileOption = None,
     duration: Annotated[float, typer.Option(help="Simulated seconds per seed.")] = 300.0,
-    interval: Annotated[float, typer.Option(help="Seconds between two decisions.")] = 2.0,
-    length_scale: Annotated[float, typer.Option(help="Divide prompt and output lengths by this.")] = 1.0,
-    kv_pool_bytes: Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (the profile's).")] = None,
-    quality_budget: Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")] = 0.5,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")] = 0,
+    interval: IntervalOption = 2.0,
+    length_scale: LengthScaleOption = 1.0,
+    kv_pool_bytes: PoolOption = None,
+    quality_budget: BudgetOption = 100 * USUAL_BUDGET,
+    jobs: JobsOption = 0,
 ) -> None:
     """Search thresholds, delays and settings of RULES on training workloads, and write the best with its provenance.
 

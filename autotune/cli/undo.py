@@ -15,10 +15,14 @@ from autotune.cli._shared import (
     connect,
     journal_path,
     operator,
+    reading_journal,
+    tick_id,
 )
+from autotune.writers import who_of
 
 if TYPE_CHECKING:
     from autotune.journal_file import Tick
+    from engine.control_client import TunablesView
 
 _LOOKED_AT = 1000
 
@@ -29,7 +33,8 @@ def register(app: typer.Typer) -> None:
 
 def undo(
     tick: Annotated[
-        int | None, typer.Argument(metavar="[ID]", min=1, help="Which; the newest if absent (`autotune decisions`).")
+        int | None,
+        typer.Argument(metavar="[ID]", help="Which; the newest if absent (`autotune decisions`).", parser=tick_id),
     ] = None,
     control: ControlOption = None,
     journal: JournalOption = None,
@@ -37,40 +42,55 @@ def undo(
 ) -> None:
     """Set a knob back to what one of the daemon's changes replaced. The daemon then leaves it alone until released.
 
-    Only while the knob still is where that change put it.
+    Only while the knob still is where that change put it; once. Without an ID it is the newest change, undone or not.
     """
     row = _change(journal_path(journal, config), tick)
-    knob, old, new = row["knob"], row["old"], row["new"]
+    number, knob, old, new = row["tick"], row["knob"], row["old"], row["new"]
     if old is None:
-        raise CliError(f"tick {row['tick']} does not know what {knob} was before; set it with autotune set")
-    with connect(control) as client:
+        raise CliError(f"tick {number} does not know what {knob} was before; set it with autotune set")
+    with connect(control, config) as client:
         view = client.tunables()
-        now = view["desired"].get(knob)
-        if now != new:
-            raise CliError(f"{knob} is {now} by now, not {new} as tick {row['tick']} left it; set it with autotune set")
-        reason = f"undo of tick {row['tick']}"
-        answer = client.patch({knob: old}, writer=operator(), reason=reason, if_revision=view["revision"])
+        if view["desired"].get(knob) != new:
+            raise CliError(_why_not(row, view))
+        answer = client.patch({knob: old}, writer=operator(), reason=_reason(number), if_revision=view["revision"])
     result = answer["results"][knob]
     if result["status"] not in {"applied", "converging"}:
         raise CliError(f"{knob}={old}: {result['status']}, {result['why']}")
-    typer.echo(f"{knob} {new} -> {old}: {result['status']}; left alone until: autotune release {knob}")
+    done = f"tick {number} undone: {knob} {new} -> {old}: {result['status']}"
+    typer.echo(f"{done}; left alone until: autotune release {knob}")
 
 
-def _change(path: Path, tick_id: int | None) -> dict[str, Any]:
-    from autotune.journal_file import JournalError, read_tick, read_ticks  # noqa: PLC0415
+def _reason(number: int) -> str:
+    return f"undo of tick {number}"
 
-    try:
-        if tick_id is None:
+
+def _why_not(row: dict[str, Any], view: TunablesView) -> str:
+    """Why a change whose knob is elsewhere by now is not undone."""
+    number, knob, old, new = row["tick"], row["knob"], row["old"], row["new"]
+    now, last = view["desired"].get(knob), view["writers"].get(knob)
+    if now == old and last is not None and last["reason"] == _reason(number):
+        return (
+            f"tick {number} has been undone already, by {who_of(last['writer'])}: {knob} is {now}; nothing is changed"
+        )
+    return f"{knob} is {now} by now, not {new} as tick {number} left it; set it with autotune set"
+
+
+def _change(path: Path, number: int | None) -> dict[str, Any]:
+    from autotune.journal_file import read_tick, read_ticks  # noqa: PLC0415
+
+    shown = "`autotune decisions` shows what was changed"
+    with reading_journal():
+        if number is None:
             ticks = read_ticks(path, limit=_LOOKED_AT, acted_only=True)
         else:
-            found = read_tick(path, tick_id)
-            ticks = [] if found is None else [found]
-    except JournalError as error:
-        raise CliError(f"{error}; name the daemon's with --journal or --config") from error
+            found = read_tick(path, number)
+            if found is None:
+                raise CliError(f"journal {path}: no tick {number} (any more); {shown}")
+            ticks = [found]
     rows = [row for tick in ticks if (row := _written(tick)) is not None]
     if not rows:
-        which = "it has changed nothing lately" if tick_id is None else f"tick {tick_id} changed nothing"
-        raise CliError(f"{which}; `autotune decisions` shows what was changed")
+        which = "it has changed nothing lately" if number is None else f"tick {number} changed nothing"
+        raise CliError(f"{which}; {shown}")
     return rows[-1]
 
 

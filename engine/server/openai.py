@@ -30,13 +30,16 @@ class Shape(Protocol):
 
 
 def usage(answer: Answer) -> Json:
-    return {
+    counts: Json = {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
         "evicted_tokens": answer.evicted_tokens,
     }
+    if answer.pinned_tokens is not None:  # 0: the wish was not met
+        counts["pinned_tokens"] = answer.pinned_tokens
+    return counts
 
 
 class CompletionShape:

@@ -40,7 +40,9 @@ class Piece:
 
 
 class Answer:
-    """One request's answer as it grows. ``completion_tokens`` counts up to the token that completed a stop."""
+    """One request's answer as it grows. ``completion_tokens`` counts up to the token that completed a stop;
+    ``pinned_tokens`` is None for a request that does not ask for a pin.
+    """
 
     def __init__(self, ask: Ask, detokenizer: Detokenizer, is_eos: Callable[[int], bool]) -> None:
         self._ask = ask
@@ -51,6 +53,7 @@ class Answer:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.evicted_tokens = 0
+        self.pinned_tokens = None if ask.request.cache.prefix_ttl_s is None else 0
         self.finish_reason: str | None = None
 
     def feed_all(self, deltas: Iterable[RequestDelta]) -> Piece:
@@ -65,6 +68,7 @@ class Answer:
         piece = Piece(prompt_logprobs=list(delta.prompt_logprobs), error=delta.error)
         self.cached_tokens = delta.num_cached_tokens or self.cached_tokens
         self.evicted_tokens = delta.num_evicted_tokens or self.evicted_tokens
+        self.pinned_tokens = delta.num_pinned_tokens or self.pinned_tokens
         self._feed_tokens(delta, piece)
         if piece.finish_reason is None and delta.finish_reason is not None:
             piece.finish_reason = delta.finish_reason.value

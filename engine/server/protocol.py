@@ -8,34 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from engine.prefix_pins import MAX_TTL_S
+from engine.server.api_model import ApiModel, Unsupported
+from engine.server.cache_fields import CacheFields, refuse_misspelt
 from engine.server.errors import BadRequest
-from kernels.layout import FORMAT_BY_NAME
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 MAX_LOGPROBS = 20
 
 
-def _known_format(name: str) -> str:
-    if name not in FORMAT_BY_NAME:
-        raise ValueError(f"choose one of {', '.join(FORMAT_BY_NAME)}")
-    return name
-
-
-FormatName = Annotated[str, AfterValidator(_known_format)]
 Stop = str | list[str] | None
 PositiveInt = Annotated[int, Field(ge=1)]
 
 _M = TypeVar("_M", bound="ApiModel")
-
-
-class ApiModel(BaseModel):
-    """Unknown fields are ignored (clients send many); known ones must have their JSON type."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class StreamOptions(ApiModel):
@@ -43,8 +30,8 @@ class StreamOptions(ApiModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(ApiModel):
-    """What completions and chat share. Extensions of this engine come last."""
+class GenerationFields(CacheFields):
+    """What completions and chat share, beside what a request may say about its KV."""
 
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=100)
@@ -69,12 +56,6 @@ class GenerationFields(ApiModel):
     min_p: float | None = None
     min_tokens: int | None = None
     logit_bias: dict[str, Any] | None = None
-    # Extensions: what a request lets be done to its KV.
-    kv_format_floor: FormatName | None = None
-    allow_eviction: bool | None = None
-    use_prefix_cache: bool | None = None
-    cache_salt: str | None = Field(None, max_length=256)
-    prefix_ttl_s: float | None = Field(None, gt=0, le=MAX_TTL_S)
 
     def stop_list(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -91,10 +72,6 @@ class GenerationFields(ApiModel):
             raise Unsupported("min_tokens", "min_tokens is not offered without ignore_eos")
         if self.logit_bias:
             raise Unsupported("logit_bias", "logit_bias is not offered")
-        if self.prefix_ttl_s is not None and self.use_prefix_cache is False:
-            raise Unsupported("prefix_ttl_s", "prefix_ttl_s keeps a prefix cached; it needs use_prefix_cache")
-        if self.cache_salt and not self.cache_salt.isprintable():
-            raise Unsupported("cache_salt", "cache_salt must be printable text")
         if self.stream_options is not None and not self.stream:
             raise Unsupported("stream_options", "stream_options is only allowed with stream=true")
         stops = self.stop_list()
@@ -196,18 +173,12 @@ class FeedbackRequest(ApiModel):
     score: float = Field(ge=0, le=1)
 
 
-class Unsupported(ValueError):  # noqa: N818 - reads as what it says
-    """A known field with a value that is not offered; becomes a 400 that names the field."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 def parse(model: type[_M], document: object) -> _M:
     """Validate a decoded JSON document. Raises BadRequest naming the first field that is wrong."""
     if not isinstance(document, dict):
         raise BadRequest("the request body must be a JSON object")
+    if issubclass(model, CacheFields):
+        refuse_misspelt(document, model.model_fields)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -216,6 +187,7 @@ def parse(model: type[_M], document: object) -> _M:
         if isinstance(cause, Unsupported):
             raise BadRequest(str(cause), cause.param) from error
         field = ".".join(str(part) for part in details["loc"]) or None
+        why = str(cause) if isinstance(cause, ValueError) else details["msg"]  # pydantic begins it with "Value error"
         # A union reports one error per alternative; the field is what the client needs to know.
         name = str(details["loc"][0]) if details["loc"] else None
-        raise BadRequest(f"{field}: {details['msg']}" if field else details["msg"], name) from error
+        raise BadRequest(f"{field}: {why}" if field else why, name) from error

@@ -21,7 +21,8 @@ from engine.recording import TrafficRecorder
 from engine.sdnotify import Notifier
 from engine.server.app import Api, AppOptions
 from engine.server.bridge import STALL_S, AsyncEngine
-from engine.server.control import allowed_uids, control_app, peer_checked_protocol
+from engine.server.control import control_app
+from engine.server.control_socket import allowed_uids, peer_checked_protocol
 from engine.server.intake import ServedModel
 
 _KEEP_ALIVE_S = 75

@@ -153,21 +153,42 @@ def _json_rows(first: str, stream: IO[str], position: int) -> Iterator[Row]:
     while text:
         if text.strip():
             try:
-                value = json.loads(text)
+                value = json.loads(text, object_pairs_hook=_with_each_key_once)
             except (ValueError, RecursionError) as error:
                 yield position, f"expected one JSON object on the line ({str(error)[:80]})"
             else:
                 if isinstance(value, dict):
-                    yield position, {normalise(str(key)): item for key, item in value.items()}
+                    yield position, value
                 else:
                     yield position, f"expected a JSON object, got {type(value).__name__}"
         position, text = position + 1, stream.readline()
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [normalise(key) for key, _ in pairs]
+    twice = _twice(keys)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is there twice")
+    return dict(zip(keys, (value for _, value in pairs), strict=True))
+
+
+def _twice(names: list[str]) -> str | None:
+    """The first name that is there twice; columns without a name are nobody's."""
+    seen: set[str] = set()
+    for name in filter(None, names):
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _csv_rows(
     header: str, stream: IO[str], position: int, name: str, check: Callable[[list[str], str], None]
 ) -> Iterator[Row]:
     columns = [normalise(column) for column in next(csv.reader([header]))]
+    twice = _twice(columns)
+    if twice is not None:
+        raise TraceError(f"{name}:{position}: two columns are called {twice!r}; rename one, as only one can be read")
     check(columns, f"{name}:{position}")
     reader = csv.reader(stream)
     while True:

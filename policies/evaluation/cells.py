@@ -21,6 +21,7 @@ from policies.evaluation.scenarios import SEGMENTS, Scenario, Span, traffic
 from policies.named import UNBUDGETED, World, contender
 from policies.play import Contender, Move, Played, play
 from policies.rules import preset_text, presets
+from policies.usual_budget import USUAL_BUDGET
 
 FULL: Final = 0.95  # of the pool: from here on it counts as full
 PRESSED_SHARE: Final = 0.2  # of a window with a full pool: from here on native is under pressure
@@ -36,7 +37,7 @@ class Setup:
     interval_s: float = 2.0
     drain_s: float = 60.0
     pool_bytes: int | None = None
-    quality_budget: float = 0.005
+    quality_budget: float = USUAL_BUDGET
     oracle: OraclePlan = field(default_factory=OraclePlan)
 
     def fingerprint(self) -> dict[str, Any]:

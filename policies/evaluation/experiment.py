@@ -18,6 +18,7 @@ from policies.evaluation.store import Store
 from policies.evaluation.table import NATIVE, RANDOM_SEARCH, Table
 from policies.executors import Executor
 from policies.named import static_name
+from policies.usual_budget import USUAL_BUDGET
 
 # Knobs that are frozen together in an ablation.
 ABLATED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,7 +48,7 @@ class Plan:
     cost_seeds: int = 3
     rates: tuple[float, ...] = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
     ablated: tuple[str, ...] = tuple(ABLATED)
-    quality_budget: float = 0.005
+    quality_budget: float = USUAL_BUDGET
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or not self.scenarios:

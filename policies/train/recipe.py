@@ -14,6 +14,7 @@ from envs.reward import Objective
 from envs.signals import Targets
 from policies.card import PolicyFileError
 from policies.guard import GuardConfig
+from policies.usual_budget import USUAL_BUDGET
 
 RECIPE_FILE = "recipe.json"
 MAX_RECIPE_BYTES = 1 << 20
@@ -115,7 +116,7 @@ class Recipe(_Strict):
     length_scale: _Positive = 1.0
     ttft_target_s: _Positive | None = None
     tbt_target_s: _Positive | None = None
-    quality_budget: _Positive = 0.005
+    quality_budget: _Positive = USUAL_BUDGET
     price: Annotated[float, Field(ge=0)] = 0.1
     price_step: Annotated[float, Field(ge=0)] = 0.02
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -123,7 +123,10 @@ def test_mode_is_switched_and_outlives_the_daemon(served: Any, make_rig: Any) ->
 
 def test_reload_answers_key_by_key_or_says_why_not(served: Any) -> None:
     served.write_config(ADMIN + "tick_s: 2\njournal: {path: /elsewhere.db}\n")
-    assert order(served, "reload") == (200, {"answer": "reload: applied tick_s; needs restart journal.path"})
+    assert order(served, "reload") == (
+        200,
+        {"answer": "reload: applied tick_s; needs restart journal.path", "needs_restart": ["journal.path"]},
+    )
     served.config_path.write_text("nosuch: 1\n")
     status, answer = order(served, "reload")
     assert status == 400
@@ -203,7 +206,10 @@ def test_the_command_line_orders_with_the_token(served: Any, capsys: pytest.Capt
     assert (code, err, len(out.splitlines())) == (0, "", 1)
     assert out.startswith("mode advise, was active")
     assert autotune("mode", "act", *there, *right)[1].startswith("mode active, was advise")
-    assert autotune("reload", *there, *right)[1] == "reload: no change\n"
+    assert autotune("mode", "active", *there, *right)[1].startswith("mode active, was active"), "as it prints it"
+    assert autotune("reload", *there, *right)[:2] == (0, "reload: no change\n")
+    served.write_config(ADMIN + "journal: {path: /elsewhere.db}\n")
+    assert autotune("reload", *there, *right)[:2] == (3, "reload: needs restart journal.path\n")
     wrong = served.folder / "wrong.token"
     wrong.write_text("x" * 43)
     for verb in (("mode", "off"), ("reload",)):
@@ -215,5 +221,6 @@ def test_the_command_line_orders_with_the_token(served: Any, capsys: pytest.Capt
         assert "none: No such file or directory; name the daemon's with --token-file or --config" in err
         code, _, err = autotune(*verb, "--admin", "http://127.0.0.1:1", *right)
         assert (code, "no daemon answers" in err) == (1, True)
-    assert autotune("mode", "loud", *there, *right)[0] == 2
+    code, _, err = autotune("mode", "loud", *there, *right)
+    assert (code, err) == (2, "error: mode 'loud': choose active, advise or off\n")
     assert served.daemon.status()["mode"] == "active"

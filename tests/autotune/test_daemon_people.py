@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.writers import has_ended, named, pinned_by
+from autotune.writers import ends_ns, has_ended, is_the_daemons, pinned_by, until_text, who_of
 from engine.clock import RealClock
 
 PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
@@ -23,14 +25,25 @@ def test_names_of_pins() -> None:
     pin = pinned_by("operator:anna", 7200 * 10**9)
     assert pin == "operator:anna;until=7200"
     assert [has_ended(pin, second * 10**9) for second in (0, 7199, 7200)] == [False, False, True]
-    assert [named(pin, second * 10**9) for second in (0, 3600, 7150)] == [
-        "operator:anna for another 2.0 h",
-        "operator:anna for another 60 min",
-        "operator:anna for another 50 s",
-    ]
-    assert named("operator:anna", 0) == "operator:anna"
+    assert (who_of(pin), ends_ns(pin)) == ("operator:anna", 7200 * 10**9)
+    assert (who_of("operator:anna"), ends_ns("operator:anna")) == ("operator:anna", None)
     assert not has_ended("operator:x;until=soon", 10**20)
     assert len(pinned_by("operator:" + "x" * 200, 10**18)) <= 64
+    for name in ("autotune;until=7200", "startup;until=7200"):
+        assert who_of(name) == name, "no name makes a write of somebody else the daemon's"
+        assert not is_the_daemons(name, 0)
+
+
+def test_the_end_of_a_pin_for_people() -> None:
+    wall_s = datetime(2026, 11, 30, 15, 6, 10).timestamp()  # noqa: DTZ001 - local, as people read it
+    assert [until_text(7200 * 10**9, second * 10**9, wall_s + second) for second in (0, 3600, 7150)] == [
+        "until 17:06, for another 2.0 h",
+        "until 17:06, for another 60 min",
+        "until 17:06, for another 50 s",
+    ]
+    assert until_text(90000 * 10**9, 0, wall_s) == "until 2026-12-01 16:06, for another 25.0 h"
+    assert until_text(999_999_999_999 * 10**9, 0, wall_s).startswith("for another "), "beyond the calendar"
+    assert until_text(5, 10**9, wall_s) == "until 15:06, for another 0 s"
 
 
 def test_a_pin_holds_for_its_time_and_no_longer(make_rig: Any) -> None:
@@ -41,10 +54,13 @@ def test_a_pin_holds_for_its_time_and_no_longer(make_rig: Any) -> None:
     rig.run_s(59, lambda: pressed(rig.engine))
     assert rig.engine.state.desired["kv_format"] == "int8"
     (text,) = rig.daemon.status()["overrides"].values()
-    assert text.startswith("operator:anna for another")
-    assert text.endswith(": incident 7")
+    assert re.match(r"operator:anna until \d\d:\d\d, for another 2 s: incident 7", text)
     (told,) = [row for row in rig.parts.decisions.recent(50) if row.scenario == "override"]
-    assert "operator:anna for another 60 s" in told.why
+    held = r"set by operator:anna; left alone until \d\d:\d\d, for another 60 s, or until `autotune release kv_format`"
+    assert re.fullmatch(held, told.why)
+    assert told.writer == "operator:anna"
+    assert re.search(rf"by operator:anna\): {held}; incident 7", told.line())
+    assert not [tick for tick in rig.ticks() if "until=" in json.dumps(tick.body)]
     rig.run_s(20, lambda: pressed(rig.engine))
     assert rig.engine.state.desired["kv_format"] == "int4"
     assert rig.daemon.status()["overrides"] == {}
@@ -101,14 +117,19 @@ def test_undo_sets_back_what_a_change_replaced_and_keeps_it(changed: Any, autotu
     number = next(tick.id for tick in rig.ticks() if tick.body.get("written"))
     code, out, err = autotune("undo", *where)
     assert (code, err) == (0, "")
-    assert out == "kv_format int4 -> native: applied; left alone until: autotune release kv_format\n"
+    done = f"tick {number} undone: kv_format int4 -> native: applied"
+    assert out == f"{done}; left alone until: autotune release kv_format\n"
     assert rig.engine.state.writers["kv_format"].reason == f"undo of tick {number}"
     rig.run_s(30, lambda: pressed(rig.engine))
     assert rig.engine.state.desired["kv_format"] == "native"
-    for again in ((), (str(number),)):
+    who, revision = rig.engine.state.writers["kv_format"].writer, rig.engine.state.revision
+    for again in ((), (str(number),), (f"[{number}]",)):
         code, _, err = autotune("undo", *again, *where)
-        assert (code, len(err.splitlines())) == (1, 1)
-        assert "kv_format is native by now, not int4" in err
+        already = f"tick {number} has been undone already, by {who}: kv_format is native; nothing is changed"
+        assert (code, err) == (1, f"error: {already}\n")
+    assert rig.engine.state.revision == revision
+    rig.engine.patch({"kv_format": "int8"}, writer="operator:anna")
+    assert f"kv_format is int8 by now, not int4 as tick {number} left it" in autotune("undo", *where)[2]
     code, _, err = autotune("undo", "1", *where)
     assert (code, err) == (1, "error: tick 1 changed nothing; `autotune decisions` shows what was changed\n")
     assert autotune("undo", "99999", *where)[0] == 1

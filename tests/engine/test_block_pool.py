@@ -94,8 +94,8 @@ def test_a_slab_of_idle_blocks_serves_another_class() -> None:
     pool, dropped = make()
     blocks = [cached(pool, SMALL, i) for i in range(1, 33)]
     pool.hold(blocks[3], 5)  # keeps the first slab
-    assert pool.available_tokens(256) == 256
-    assert pool.plan_blocks(0, 256, 256, keep_slabs=1) == [256]
+    assert pool.room.available_tokens(256) == 256
+    assert pool.room.plan_blocks(0, 256, 256, keep_slabs=1) == [256]
     large = pool.take(LARGE, 0, keep_slabs=1)
     assert large is not None
     pool.hold(large, 6)
@@ -106,29 +106,29 @@ def test_a_slab_of_idle_blocks_serves_another_class() -> None:
 
 def test_planned_sizes_follow_alignment_then_room() -> None:
     pool, _ = make(num_slabs=4)
-    assert pool.plan_blocks(0, 300, 64, keep_slabs=1) == [64] * 5
-    assert pool.plan_blocks(16, 200, 64, keep_slabs=1) == [16, 32, 64, 64, 64]
-    assert pool.plan_blocks(48, 64, 256, keep_slabs=1) == [16]
-    assert pool.plan_blocks(0, 768, 256, keep_slabs=1) == [256] * 3
-    assert pool.plan_blocks(0, 769, 256, keep_slabs=1) is None
-    assert pool.plan_blocks(0, 769, 256, keep_slabs=0) == [256] * 4
+    assert pool.room.plan_blocks(0, 300, 64, keep_slabs=1) == [64] * 5
+    assert pool.room.plan_blocks(16, 200, 64, keep_slabs=1) == [16, 32, 64, 64, 64]
+    assert pool.room.plan_blocks(48, 64, 256, keep_slabs=1) == [16]
+    assert pool.room.plan_blocks(0, 768, 256, keep_slabs=1) == [256] * 3
+    assert pool.room.plan_blocks(0, 769, 256, keep_slabs=1) is None
+    assert pool.room.plan_blocks(0, 769, 256, keep_slabs=0) == [256] * 4
     for _ in range(3):
         pool.take(MIDDLE, 0, keep_slabs=0)
     for _ in range(3):
         pool.take(LARGE, 0, keep_slabs=0)
     # One free slot of 64 and no slab: a size that was not asked for, but only where it is aligned.
-    assert pool.plan_blocks(64, 70, 16, keep_slabs=0) == [64]
-    assert pool.plan_blocks(0, 70, 256, keep_slabs=0) is None
-    assert pool.plan_blocks(16, 20, 16, keep_slabs=0) is None
+    assert pool.room.plan_blocks(64, 70, 16, keep_slabs=0) == [64]
+    assert pool.room.plan_blocks(0, 70, 256, keep_slabs=0) is None
+    assert pool.room.plan_blocks(16, 20, 16, keep_slabs=0) is None
 
 
 def test_stale_bytes_follow_blocks() -> None:
     pool, _ = make()
     block = cached(pool, SMALL, 1)
-    pool.mark_stale(block)
-    pool.mark_stale(block)
-    assert pool.stale_bytes == pool.arena.block_bytes(SMALL)
+    pool.stale.add(block)
+    pool.stale.add(block)
+    assert pool.stale.num_bytes == pool.arena.block_bytes(SMALL)
     check_pool(pool)
     pool.drop_all_idle()
-    assert (pool.stale_bytes, pool.resident_bytes, pool.stale) == (0, 0, {})
+    assert (pool.stale.num_bytes, pool.resident_bytes, pool.stale.by_slab) == (0, 0, {})
     check_pool(pool)

@@ -43,7 +43,7 @@ def test_a_long_prompt_gets_room_that_lies_scattered(kv_format: str, block_size:
     assert all(request.status is RequestStatus.RUNNING for request in others)
     free = pool.arena.num_free_slabs
     assert free > pool.reserve_slabs + 1, "the scene needs slabs that anybody could have"
-    head = world.add(ids(99, pool.available_tokens(16) + SLAB_TOKENS // 2), max_tokens=2, use_prefix_cache=False)
+    head = world.add(ids(99, pool.room.available_tokens(16) + SLAB_TOKENS // 2), max_tokens=2, use_prefix_cache=False)
     steps = 0
     while head.status is RequestStatus.WAITING:
         plan = world.step()

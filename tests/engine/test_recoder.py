@@ -312,7 +312,7 @@ def test_a_full_pool_still_converts_through_the_reserve(kv_format: str, block_si
     pool = world.cache._pools[0]
     assert len(world.scheduler.running) == count
     assert pool.arena.num_free_slabs == 1
-    before = pool.available_tokens(16)
+    before = pool.room.available_tokens(16)
     assert before <= 32
     world.apply(kv_format=kv_format, block_size=block_size)
     eligible = sum((each - 32) // max(block_size, 32) * max(block_size, 32) for _ in requests)
@@ -320,7 +320,7 @@ def test_a_full_pool_still_converts_through_the_reserve(kv_format: str, block_si
     stored = sum(row.tokens for row in world.cache.resident() if row.kv_format == kv_format)
     assert stored >= eligible
     if kv_format == "int4" and eligible:
-        assert pool.available_tokens(block_size) > before + eligible // 4
+        assert pool.room.available_tokens(block_size) > before + eligible // 4
 
 
 def test_compaction_frees_a_slab_when_strict_blocks_pin_them_all() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.workload.forms import chosen
 from envs.workload.loaders import load_trace
 from envs.workload.trace import TraceError, TraceRequest
 
@@ -94,6 +95,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, expected: str) -> Non
     [
         ("{broken", "expected one JSON object on the line"),
         ("[1, 2]", "expected a JSON object, got list"),
+        ('{"timestamp": 1, "input_length": 1, "Input_Length ": 2}', "('input_length' is there twice)"),
         ('{"timestamp": 1, "input_length": true, "output_length": 1, "hash_ids": []}', "in 'input_length', got True"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1.5]}', "whole numbers in 'hash_ids'"),
         (
@@ -135,6 +137,20 @@ def test_unknown_columns_list_the_known_forms(tmp_path: Path) -> None:
         TraceError, match=r"trace.csv:1: columns not recognised \(rps, t_s\); expected one of: TIMESTAMP"
     ):
         load_trace(write(tmp_path, "t_s,rps\n1,2\n"), skip_bad_lines=True)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, skip: bool) -> None:
+    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens, Prompt_Tokens\n0,1,2,3\n")
+    expected = "trace.csv:1: two columns are called 'prompt_tokens'; rename one, as only one can be read"
+    with pytest.raises(TraceError) as caught:
+        load_trace(path, skip_bad_lines=skip)
+    assert str(caught.value) == expected
+    form = chosen({"prompt": "prompt_tokens", "output": "output_tokens"})
+    with pytest.raises(TraceError, match="two columns"):
+        load_trace(path, form=form, rate_rps=1.0)
+    nameless = write(tmp_path, "arrival_s,prompt_tokens,output_tokens,,\n0,1,2,,\n")
+    assert load_trace(nameless).requests == (TraceRequest(0.0, 1, 2),)
 
 
 def test_unreadable_files_are_one_line(tmp_path: Path) -> None:

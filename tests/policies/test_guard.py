@@ -230,6 +230,15 @@ def test_an_operators_change_wins_until_it_is_released() -> None:
     assert driver.propose("kv_format", "int4").allowed
 
 
+def test_what_ends_by_itself_is_left_alone_for_so_long() -> None:
+    driver = Driver()
+    driver.writers["kv_format"] = Writer("operator:anna", 12, "incident 7", until_ns=1_000 * 10**9)
+    known = "kv_format: set by operator:anna (incident 7) at revision 12; left alone for another"
+    assert driver.propose("kv_format", "int8").text == f"{known} 14 min, or until released"
+    assert driver.propose("kv_format", "int8", after_s=880).text == f"{known} 19 s, or until released"
+    assert driver.propose("kv_format", "int8", after_s=880).text == f"{known} 0 s, or until released"
+
+
 def test_a_released_knob_may_move_at_once_to_what_the_daemon_had_asked_for() -> None:
     driver = Driver()
     assert driver.propose("kv_format", "int8").allowed

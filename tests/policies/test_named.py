@@ -45,6 +45,7 @@ def test_a_contender_may_be_run_without_the_quality_budget(tmp_path: Path) -> No
         "static:",
         "static:kv_format",
         "static:kv_format=int3",
+        "static:kv_format=int8, kv_format=int4",
         "nowhere.yaml",
         "",
     ],

@@ -73,7 +73,8 @@ def test_default_is_inside_the_quality_budget_and_the_literature_is_run_as_publi
     """Under a load that fills the pool, by the simulator's exact charge."""
     from envs.simulated import SimulatedEngine
     from policies.named import contender
-    from policies.play import USUAL_BUDGET, play
+    from policies.play import play
+    from policies.usual_budget import USUAL_BUDGET
 
     env = SimulatedEngine(None, "reasoning-bursty", rate_scale=0.1, interval_s=2.0, warm_up_s=0.0, episode_s=90.0)
     played = play(env, contender(name), duration_s=90.0, interval_s=2.0, seed=3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -356,3 +358,10 @@ def test_it_holds_in_the_simulated_engine_too() -> None:
 
     assert lost(budgeted=False) > 2 * BUDGET
     assert lost(budgeted=True) <= BUDGET
+
+
+def test_the_usual_budget_is_defined_once() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for folder in ("policies", "autotune") for path in sorted((root / folder).rglob("*.py"))]
+    having = {str(path.relative_to(root)) for path in files if re.search(r"\b0\.005\b", path.read_text("utf-8"))}
+    assert having - {"autotune/demo/probe.py"} == {"policies/usual_budget.py"}  # that one is a share of a time

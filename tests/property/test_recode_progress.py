@@ -26,10 +26,12 @@ def only_ends_are_left(world: World) -> bool:
     blocks of a tile, a second class, for which the reserve of one slab may leave no room.
     """
     left = [
-        (block, recoder.target_class(block))
+        (block, recoder.targets.target_class(block))
         for recoder in world.cache._recoders
         for block in recoder.pool.blocks.values()
-        if block.is_sealed and recoder.target_class(block) != block.block_class and recoder._is_old(block)
+        if block.is_sealed
+        and recoder.targets.target_class(block) != block.block_class
+        and recoder.targets.is_old(block)
     ]
     return all(block.size < target.block_size for block, target in left)
 

@@ -29,7 +29,7 @@ from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.sdnotify import Notifier
 from engine.serve import bind_tcp
-from engine.server.control import ControlSocket
+from engine.server.control_socket import ControlSocket
 from engine.server.intake import ServedModel
 from engine.server.run import ServerOptions, run_servers
 from engine.stats import Counters

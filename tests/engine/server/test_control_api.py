@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import socket
@@ -22,7 +23,7 @@ from waiting import Brake, until
 from engine.control_client import ControlClient, EngineUnreachable
 from engine.errors import EngineError
 from engine.paths import default_control_socket
-from engine.server.control import ControlSocket, allowed_uids, peer_checked_protocol
+from engine.server.control_socket import ControlSocket, allowed_uids, peer_checked_protocol
 from engine.tunables import TUNABLES, default_values
 
 Serve = Callable[..., Any]
@@ -278,6 +279,28 @@ def test_a_live_socket_is_refused_and_a_stale_one_replaced(tmp_path: Path) -> No
     assert path.exists()
     second = ControlSocket(path)
     second.close()
+
+
+def test_a_clean_stop_leaves_nothing_and_a_lock_that_was_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, removed, real = tmp_path / "e.sock", tmp_path / "e.sock.lock", [], fcntl.flock
+
+    def flock(handle: int, how: int) -> None:
+        real(handle, how)
+        if not removed:
+            lock.unlink()  # the last act of the engine before, between our open and our lock
+            removed.append(lock)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    first = ControlSocket(path)
+    with lock.open() as handle, pytest.raises(BlockingIOError):
+        real(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(EngineError, match="another engine listens"):
+        ControlSocket(path)
+    assert lock.exists(), "who is refused leaves the lock"
+    first.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_something_else_that_listens_is_refused(tmp_path: Path) -> None:
