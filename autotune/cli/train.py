@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError
-from autotune.cli._simulated import IntervalOption, PoolOption, ProfileOption
+from autotune.cli._simulated import IntervalOption, LengthScaleOption, PoolOption, ProfileOption
 from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def train(
     tbt_target: Annotated[
         float | None, typer.Option(help="Seconds between tokens (2.5 times what a lone request takes).")
     ] = None,
-    length_scale: Annotated[float | None, typer.Option(help="Divide prompts and outputs, for a small model.")] = None,
+    length_scale: LengthScaleOption = 1.0,
     quality_budget: Annotated[
         float, typer.Option(help="Relative loss of a token that is allowed on average.")
     ] = USUAL_BUDGET,
