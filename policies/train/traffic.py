@@ -7,7 +7,9 @@ for held-out scores come from other seeds, and of a trace from its last part; ru
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +26,11 @@ from envs.workload.scaling import Scaling, scale
 from envs.workload.splits import split_by_time, window
 from envs.workload.trace import Trace, TraceError
 from policies.evaluation.calibration import unloaded_targets
+from policies.train.rates import peak_rps
 from policies.train.recipe import Recipe, Source
 
 TRAINING_SHARE = 0.7  # of a trace's duration; the rest is for held-out scores
-UTILISATION = 0.8  # of what native sustains: the middle of the range of rates
+_PROBE_S = 30.0  # of a source at a rate, at least, and at least _PROBE requests
 MAX_OFFSET_S = 1800.0  # where in a generated workload an episode may begin
 RANDOM_START = 0.3  # share of training episodes that begin with a knob or two anywhere
 _HELD_OUT = 7919  # leads the seeds of held-out episodes; no run's own seeds have three numbers after it
@@ -114,9 +117,9 @@ class Traffic:
 def resolve(recipe: Recipe, profile: Profile) -> list[Source]:
     """The recipe's sources with rates and targets that fit this profile, and traces with their digests.
 
-    Where no ``rate_scale`` is given it becomes the one at which the mean rate is :data:`UTILISATION` of what static
-    native sustains when all of the first requests are there from the start. Targets that the recipe leaves open become
-    5 times the TTFT and 2.5 times the gap between tokens of requests that are alone. Raises TraceError, ValueError.
+    Targets that are left open become 5 times the TTFT and 2.5 times the gap between tokens of requests that are alone.
+    Where no ``rate_scale`` is given it becomes the one at which static native serves most inside them
+    (:mod:`policies.train.rates`). Raises TraceError, ValueError.
     """
     return [_resolved(source, recipe, profile) for source in recipe.sources]
 
@@ -136,35 +139,42 @@ def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
         given["sha256"] = found = digest(trace)
         if source.sha256 not in {None, found}:
             raise ValueError(f"{source.trace} is not the trace that this run began with")
-        probe, mean_rps = replace(trace, requests=trace.requests[:_PROBE]), _mean_rps(trace)
+        mean_rps, at_rate = _mean_rps(trace), partial(_squeezed, _shorter(trace, recipe.length_scale))
     else:
         workload = _workload(source)
-        mean_rps = workload.mean_rps
-        probe = _first_of(workload)
-    probe = _shorter(probe, recipe.length_scale)
-    longest, pool_bytes = profile.model.max_model_len, recipe.pool_bytes or profile.pool_bytes
+        mean_rps, at_rate = workload.mean_rps, partial(_generated, workload, recipe.length_scale)
+    probe = at_rate(mean_rps)
+    options = SimOptions(
+        recipe.pool_bytes or profile.pool_bytes, profile.model.max_model_len, prefix_cache=probe.block_tokens > 0
+    )
+    alone = unloaded_targets(profile, probe, replace(options, prefix_cache=False))
+    given["ttft_target_s"] = ttft_s = source.ttft_target_s or recipe.ttft_target_s or round(alone.ttft_s, 6)
+    given["tbt_target_s"] = tbt_s = source.tbt_target_s or recipe.tbt_target_s or round(alone.tbt_s, 6)
     if source.rate_scale is None:
-        options = SimOptions(pool_bytes, longest, prefix_cache=probe.block_tokens > 0)
-        sustained_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
-        given["rate_scale"] = round(UTILISATION * sustained_rps / mean_rps, 6)
-    alone = unloaded_targets(profile, probe, SimOptions(pool_bytes, longest, prefix_cache=False))
-    given["ttft_target_s"] = source.ttft_target_s or recipe.ttft_target_s or round(alone.ttft_s, 6)
-    given["tbt_target_s"] = source.tbt_target_s or recipe.tbt_target_s or round(alone.tbt_s, 6)
+        most_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
+        peak = peak_rps(profile, at_rate, options, Targets(ttft_s, tbt_s), most_rps)
+        given["rate_scale"] = round(peak / mean_rps, 6)
     return source.model_copy(update=given)
 
 
-def _first_of(workload: Workload) -> Trace:
-    """Enough requests to measure by; of traffic in storms they take longer to come than their mean rate says."""
-    duration_s = 2 * _PROBE / workload.mean_rps
+def _generated(workload: Workload, length_scale: float, rate_rps: float) -> Trace:
+    """Of a workload at a mean rate; of traffic in storms enough requests take longer to come than that says."""
+    duration_s = max(_PROBE_S, 2 * _PROBE / rate_rps)
     for _ in range(_TRIES):
         try:
-            trace = generate(workload, duration_s=duration_s, seed=0)
+            trace = generate(workload, duration_s=duration_s, seed=0, rate_scale=rate_rps / workload.mean_rps)
         except TraceError:  # a silence
             trace = None
         if trace is not None and len(trace.requests) >= _PROBE:
-            return replace(trace, requests=trace.requests[:_PROBE])
+            return _shorter(trace, length_scale)
         duration_s *= 2
     raise TraceError(f"{workload.name}: hardly anything arrives in {duration_s:.0f} s")
+
+
+def _squeezed(trace: Trace, rate_rps: float) -> Trace:
+    """The beginning of a trace at a mean rate."""
+    number = max(_PROBE, math.ceil(rate_rps * _PROBE_S))
+    return scale(trace, Scaling(time_scale=_mean_rps(trace) / rate_rps, max_requests=number))
 
 
 def _load(source: Source, recipe: Recipe) -> _Loaded:
