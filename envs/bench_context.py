@@ -29,7 +29,7 @@ POOL_BYTES: Final = 24 << 20
 _LENGTH_SCALE: Final = 8.0
 # A latency model is of so many looks, of loads of so many prompt tokens at most.
 _LOOKS: Final = 3
-_PROFILE_TOKENS: Final = 9000
+_PROFILE_TOKENS: Final = 5000
 _PROFILE_POOL_BYTES: Final = 64 << 20
 _RUNS_PER_LOOK: Final = 3
 
@@ -112,7 +112,7 @@ class Bench:
         """One trace, live several times with looks at the machine in between, and its simulation."""
         options, live = self.options(values), []
         for run in range(repeats):
-            if run % _RUNS_PER_LOOK == 0:
+            if run and run % _RUNS_PER_LOOK == 0:  # before the first run there was one, that of the case before
                 self.look()
             live.append(figures(self.live.run(trace, options, changes).records))
         self.look()

@@ -76,7 +76,7 @@ def test_every_workload_that_training_begins_with_can_be_measured() -> None:
 
 def test_lengths_are_divided_before_rates_and_targets_are_measured() -> None:
     long, short = (resolve(recipe(length_scale=by), PROFILE)[0] for by in (1.0, 4.0))
-    assert short.ttft_target_s < long.ttft_target_s / 2
+    assert short.ttft_target_s < 0.7 * long.ttft_target_s  # a short prompt is bound by reading the weights
     plain, scaled = (Traffic(recipe(length_scale=by)).training(0, 0).trace.requests for by in (1.0, 4.0))
     assert len(plain) == len(scaled)
     assert sum(r.prompt_tokens for r in scaled) == pytest.approx(sum(r.prompt_tokens for r in plain) / 4, rel=0.02)
