@@ -108,7 +108,7 @@ def _attend(
 
 
 @fast
-def _attend_share(
+def attend_share(
     worker: Any,
     workers: Any,
     query: Any,
@@ -166,7 +166,7 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
         query: Any, scale: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any, mass: Any
     ) -> None:
         _ = stamp
-        _attend_share(0, 1, query, scale, arena, where, table, rows, window, out, mass)
+        attend_share(0, 1, query, scale, arena, where, table, rows, window, out, mass)
 
     @entry(parallel=True)
     def attend_rows_parallel(
@@ -183,7 +183,7 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
     ) -> None:
         _ = stamp
         for worker in prange(workers):
-            _attend_share(worker, workers, query, scale, arena, where, table, rows, window, out, mass)
+            attend_share(worker, workers, query, scale, arena, where, table, rows, window, out, mass)
 
     return attend_rows, attend_rows_parallel
 
