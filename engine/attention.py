@@ -25,6 +25,10 @@ from kernels.layout import ENTRY_FIRST, ENTRY_FORMAT, ENTRY_OFFSET, ENTRY_VALID,
 from kernels.table import TableView
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+# Tables are made a little wider than they need be: their shape, and with it what they hold, then stays for some steps.
+_WIDTH_STEP = 16
 
 
 class BlockTables(Protocol):
@@ -89,6 +93,7 @@ class _Rows:
     """A sequence's block table in one group: the first ``count`` rows of ``data`` as of the cache's ``version``.
 
     ``on_host``: of each row, whether its block is on the host. If any is, ``expanded`` is what kernels get.
+    ``tail_*``: of the last row, in which new tokens go. ``before_bytes``: stored bytes of the rows before it.
     """
 
     data: Int32 = field(default_factory=lambda: np.empty((8, ENTRY_WIDTH), np.int32))
@@ -96,13 +101,28 @@ class _Rows:
     count: int = 0
     version: int = 0
     expanded: Expanded | None = None
+    tail_offset: int = 0
+    tail_first: int = 0
+    tail_valid: int = 0
+    tail_token_bytes: int = 0
+    before_bytes: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """Stored bytes of all rows."""
+        return self.before_bytes + self.tail_token_bytes * self.tail_valid
 
     def rows(self) -> Int32:
         """What goes into the batch's table, int32 [n, 4]."""
         return self.data[: self.count] if self.expanded is None else self.expanded.rows
 
-    def refresh(self, sequence: ScheduledSequence, group: int, shape: KVShape, tables: BlockTables) -> int:
-        """Bring the rows up to date and return the number that goes into the batch's table."""
+    def refresh(
+        self, sequence: ScheduledSequence, group: int, shape: KVShape, token_bytes: Int64, tables: BlockTables
+    ) -> int:
+        """Bring the rows up to date and return the number that goes into the batch's table.
+
+        ``token_bytes``: stored bytes per token by format code.
+        """
         request = sequence.request
         version = tables.entries_version(request, group)
         if version != self.version:
@@ -112,11 +132,15 @@ class _Rows:
             self.version = version
             on_host = self.on_host[: self.count]
             self.expanded = expand(self.data[: self.count], on_host, shape) if on_host.any() else None
-        tail = self.data[self.count - 1]
-        tail[ENTRY_VALID] = sequence.start + sequence.num_tokens - tail[ENTRY_FIRST]
+            self.tail_offset, code, self.tail_first, _ = self.data[self.count - 1].tolist()
+            before = self.data[: self.count - 1]
+            self.tail_token_bytes = int(token_bytes[code])
+            self.before_bytes = int((token_bytes[before[:, ENTRY_FORMAT]] * before[:, ENTRY_VALID]).sum())
+        self.tail_valid = sequence.start + sequence.num_tokens - self.tail_first
+        self.data[self.count - 1, ENTRY_VALID] = self.tail_valid
         if self.expanded is None:
             return self.count
-        self.expanded.rows[-1] = tail
+        self.expanded.rows[-1] = self.data[self.count - 1]
         return len(self.expanded.rows)
 
     def _replace(self, start: int, entries: Sequence[Entry]) -> None:
@@ -143,6 +167,10 @@ class BatchBuilder:
         self._token_bytes = [_token_bytes(shape) for shape in shapes]
         self._rows: WeakKeyDictionary[Request, list[_Rows]] = WeakKeyDictionary()
         self._staging = StagingBuffer(device)
+        # Whose rows the tables hold, by identity (versions never repeat, so another of the same one is noticed); none
+        # where they cannot be relied on.
+        self._filled: list[int] = []
+        self._copied: list[list[int]] = [[] for _ in shapes]  # by group and row: the version that was copied
 
     def stream_through(self, planners: Sequence[StreamPlanner]) -> None:
         """Where tiles of each group that lie on the host go while they are attended."""
@@ -156,12 +184,11 @@ class BatchBuilder:
         lengths = [sequence.num_tokens for sequence in sequences]
         num_decode, num_tokens = len(singles), sum(lengths)
         rows = [self._rows_of(sequence.request) for sequence in sequences]
-        num_groups = len(self._token_bytes)
-        widths = [0] * num_groups
-        for sequence, row in zip(sequences, rows, strict=True):
-            for group in range(num_groups):
-                width = row[group].refresh(sequence, group, self._shapes[group], tables)
-                widths[group] = max(widths[group], width)
+        counts_of: list[list[int]] = []
+        for group, (shape, token_bytes) in enumerate(zip(self._shapes, self._token_bytes, strict=True)):
+            pairs = zip(sequences, rows, strict=True)
+            counts_of.append([row[group].refresh(part, group, shape, token_bytes, tables) for part, row in pairs])
+        widths = [-(-max(counts) // _WIDTH_STEP) * _WIDTH_STEP for counts in counts_of]
 
         sizes = [num_tokens, num_tokens, len(sequences), len(chunks) + 1]
         for width in widths:
@@ -176,17 +203,28 @@ class BatchBuilder:
         query_starts[0] = 0
         np.cumsum(lengths[num_decode:], out=query_starts[1:])
 
+        owners = list(map(id, rows))
+        is_kept = self._staging.is_kept and owners == self._filled
         read = written = 0
         for group, width in enumerate(widths):
             slots, entries, counts = host[4 + 3 * group : 7 + 3 * group]
             table = entries.reshape(len(sequences), width, ENTRY_WIDTH)
-            _fill_group([row[group] for row in rows], num_decode, positions, first_rows, slots.reshape(-1, 2), table)
-            counts[:] = [len(row[group].rows()) for row in rows]
-            read += self._bytes_read(group, table, counts, query_first)
+            of_group = [row[group] for row in rows]
+            if not is_kept:
+                self._copied[group] = [-1] * len(rows)
+            counts[:] = counts_of[group]
+            _copy_rows(of_group, self._copied[group], table, counts)
+            _fill_slots(of_group, num_decode, positions, first_rows, slots.reshape(-1, 2))
+            if self._windows[group] is None and all(row.expanded is None for row in of_group):
+                read += sum(row.read_bytes for row in of_group)
+            else:
+                read += self._bytes_read(group, table, counts, query_first)
             written += num_tokens * int(self._token_bytes[group][0])
 
         end = max(sequence.start + sequence.num_tokens for sequence in sequences)
         streams = [self._streamed([row[group] for row in rows], group, width) for group, width in enumerate(widths)]
+        # Offsets of streamed tiles are changed in place.
+        self._filled = [] if any(streams) else owners
         return self._to_device(sequences, first_rows, end, num_decode, widths, streams, read, written)
 
     def _streamed(self, rows: Sequence[_Rows], group: int, width: int) -> GroupStream | None:
@@ -256,21 +294,26 @@ def _fill_ids(sequences: Sequence[ScheduledSequence], ids: Int32) -> list[int]:
     return first_rows
 
 
-def _fill_group(
-    rows: Sequence[_Rows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32, table: Int32
+def _copy_rows(rows: Sequence[_Rows], copied: list[int], table: Int32, counts: Int32) -> None:
+    """Copy rows that have changed since they were copied into the batch's table; of the others only the end moves."""
+    for index, row in enumerate(rows):
+        if copied[index] != row.version or row.expanded is not None:
+            data = row.rows()
+            table[index, : len(data)] = data
+            copied[index] = row.version
+    table[np.arange(len(rows)), counts - 1, ENTRY_VALID] = [row.tail_valid for row in rows]
+
+
+def _fill_slots(
+    rows: Sequence[_Rows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32
 ) -> None:
-    """Copy rows into the batch's table and find each new token's slot: its block's offset and its place inside."""
-    each = [row.rows() for row in rows]
-    for target, data in zip(table, each, strict=True):
-        target[: len(data)] = data
+    """Each new token's slot: its block's offset and its place inside."""
     if num_decode:
-        tails = np.array([len(data) - 1 for data in each[:num_decode]])
-        tail = table[np.arange(num_decode), tails]
-        slots[:num_decode, 0] = tail[:, ENTRY_OFFSET]
-        slots[:num_decode, 1] = positions[:num_decode] - tail[:, ENTRY_FIRST]
+        slots[:num_decode, 0] = [row.tail_offset for row in rows[:num_decode]]
+        slots[:num_decode, 1] = [row.tail_valid - 1 for row in rows[:num_decode]]
     bounds = [*first_rows[num_decode:], len(positions)]
-    for data, start, stop in zip(each[num_decode:], bounds[:-1], bounds[1:], strict=True):
-        where = positions[start:stop]
+    for row, start, stop in zip(rows[num_decode:], bounds[:-1], bounds[1:], strict=True):
+        data, where = row.rows(), positions[start:stop]
         block = np.searchsorted(data[:, ENTRY_FIRST], where, side="right") - 1
         slots[start:stop, 0] = data[block, ENTRY_OFFSET]
         slots[start:stop, 1] = where - data[block, ENTRY_FIRST]
