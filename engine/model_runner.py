@@ -19,6 +19,7 @@ from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
 from engine.streaming import Streamer, StreamPlanner
 from kernels.layout import KVShape
+from kernels.memory import zeroed
 from kernels.plan import DecodePlan
 from kernels.table import TableView
 
@@ -106,7 +107,8 @@ class ModelRunner:
     """Runs the model over paged KV. One thread calls it; ``execute`` returns when its tokens are known.
 
     ``arenas``: one uint8 tensor per layer group, on the model's device. ``ops``: the kernels. ``place``: of each layer,
-    its group and its number there. ``streamer``: of blocks on the host, if there are any.
+    its group and its number there. ``streamer``: of blocks on the host, if there are any. ``plans``: the last step's,
+    by group.
     """
 
     def __init__(
@@ -130,11 +132,12 @@ class ModelRunner:
         self._model = model
         self.ops = ops
         self._whole_steps = ops is kernels.ops if whole_steps is None else whole_steps
-        self.arenas = [torch.zeros(size, dtype=torch.uint8, device=model.device) for size in arena_bytes]
+        self.arenas = [zeroed(size, model.device) for size in arena_bytes]
         self._builder = BatchBuilder(
             [group.shape for group in loaded.groups], [group.window for group in loaded.groups], model.device
         )
         self.streamer: Streamer | None = None
+        self.plans: dict[int, DecodePlan] = {}
         self._sampler = Sampler(rng or random.Random())
         self.place = {
             layer: (number, index)

@@ -13,6 +13,7 @@ from engine.attention_collector import AttentionCollector
 if TYPE_CHECKING:
     from engine.model_runner import ModelRunner
     from kernels.plan import DecodePlan
+    from kernels.table import TableView
 
 
 class PagedAttention:
@@ -32,17 +33,26 @@ class PagedAttention:
                 self._streamer.begin(number, group.streamed, group.entries)
         # Once for all layers of a group: only offsets of streamed tiles differ between them, and a plan has none.
         self._plans = {
-            number: self._ops.plan_decode(
-                given.decode,
-                group.shape,
-                heads=runner.loaded.config.num_heads,
-                native_dtype=runner.loaded.model.dtype,
-                window=group.window or 0,
-                mass=self.collector is not None and self.collector.observes_decode,
-            )
-            for number, (given, group) in enumerate(zip(inputs.groups, self._groups, strict=True))
+            number: self._plan(runner, number, given.decode)
+            for number, given in enumerate(inputs.groups)
             if given.decode is not None
         }
+        runner.plans = self._plans
+
+    def _plan(self, runner: ModelRunner, number: int, table: TableView) -> DecodePlan:
+        """The last step's, if its table is still the same object: positions then are those of now."""
+        group, mass = self._groups[number], self.collector is not None and self.collector.observes_decode
+        last = runner.plans.get(number)
+        if last is not None and last.table is table and last.mass == mass:
+            return last
+        return self._ops.plan_decode(
+            table,
+            group.shape,
+            heads=runner.loaded.config.num_heads,
+            native_dtype=runner.loaded.model.dtype,
+            window=group.window or 0,
+            mass=mass,
+        )
 
     @property
     def only_plan(self) -> DecodePlan | None:

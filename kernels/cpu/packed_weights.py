@@ -28,6 +28,7 @@ from kernels.cpu.dense import (
 )
 from kernels.cpu.products import PANEL, packed
 from kernels.cpu.tiles import elements_of
+from kernels.memory import zeroed
 
 _NEEDS = {torch.float32: ("avx512f",), torch.bfloat16: ("avx512f", "avx512bf16")}
 
@@ -124,7 +125,6 @@ class PackedWeights:
         places_after = put(final_norm), put(head)
         size_array = np.array([sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate], np.int64)
         shared = elements_of(embedding, embedding.dtype).reshape(-1)
-        # torch aligns to a cache line, as a panel's rows are read.
-        flat = elements_of(torch.empty(length, dtype=embedding.dtype), embedding.dtype)
+        flat = elements_of(zeroed(length * embedding.itemsize), embedding.dtype)
         np.concatenate(parts, out=flat)
         return cls(flat, places, *places_after, shared, sizes, size_array)
