@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache bench-policies gpu-check kernel-grid install uninstall venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies gpu-check kernel-grid install uninstall venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -34,6 +34,12 @@ TEXT ?=
 TRACES ?=
 bench-cache: $(VENV)/.engine ## cache benchmark [TEXT=DIR TRACES=DIR ARGS=--quick]; the last line is JSON
 	@$(OMP) $(BIN)/python -m engine.cache_bench --text "$(TEXT)" --traces "$(TRACES)" $(ARGS)
+
+bench-engine: $(VENV)/.engine ## how fast the engine is, row by row [ARGS=--quick]; the last line is JSON
+	@$(OMP) $(BIN)/python -m engine.bench $(ARGS)
+
+bench-peers: $(VENV)/.engine ## vLLM, llama.cpp and transformers against ours on two processors; installs them below run/peers
+	@$(OMP) $(BIN)/python -m engine.bench_peers $(ARGS)
 
 bench-sim: $(VENV)/.engine ## how fast and how true the simulator is; the last line is JSON
 	$(OMP) $(BIN)/python -m envs.bench_sim $(ARGS)

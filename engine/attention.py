@@ -8,8 +8,7 @@ arrays of a step lie in one buffer and go to the device in one copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,30 +16,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.plan import Entry, ScheduledSequence
+from engine.plan import ScheduledSequence
 from engine.request import Request
 from engine.staging import StagingBuffer
-from engine.streaming import Expanded, GroupStream, StreamPlanner, expand
+from engine.streaming import GroupStream, StreamPlanner
+from engine.table_rows import BlockTables, TableRows
 from kernels.layout import ENTRY_FIRST, ENTRY_FORMAT, ENTRY_OFFSET, ENTRY_VALID, ENTRY_WIDTH, FORMATS, KVShape
 from kernels.table import TableView
 
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
-
-class BlockTables(Protocol):
-    """The part of the cache manager that an executor reads."""
-
-    def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
-        """Blocks of a request from entry ``start`` on, in position order, those of the coming step included."""
-        ...
-
-    def entries_version(self, request: Request, group: int) -> int:
-        """Grows with every change of the table but the growth of the last entry's ``valid``; never repeats."""
-        ...
-
-    def first_changed_index(self, request: Request, group: int, since: int) -> int:
-        """Lowest entry index that may differ from what was seen at version ``since`` (0: never seen)."""
-        ...
+# Tables are made a little wider than they need be: their shape, and with it what they hold, then stays for some steps.
+_WIDTH_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -84,54 +72,6 @@ class StepInputs:
         return sum(stream.num_bytes * len(stream.copies) for stream in streams)
 
 
-@dataclass
-class _Rows:
-    """A sequence's block table in one group: the first ``count`` rows of ``data`` as of the cache's ``version``.
-
-    ``on_host``: of each row, whether its block is on the host. If any is, ``expanded`` is what kernels get.
-    """
-
-    data: Int32 = field(default_factory=lambda: np.empty((8, ENTRY_WIDTH), np.int32))
-    on_host: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(8, np.bool_))
-    count: int = 0
-    version: int = 0
-    expanded: Expanded | None = None
-
-    def rows(self) -> Int32:
-        """What goes into the batch's table, int32 [n, 4]."""
-        return self.data[: self.count] if self.expanded is None else self.expanded.rows
-
-    def refresh(self, sequence: ScheduledSequence, group: int, shape: KVShape, tables: BlockTables) -> int:
-        """Bring the rows up to date and return the number that goes into the batch's table."""
-        request = sequence.request
-        version = tables.entries_version(request, group)
-        if version != self.version:
-            # What was the last row is read again too: its ``valid`` may have grown before others followed.
-            start = min(tables.first_changed_index(request, group, self.version), max(self.count - 1, 0))
-            self._replace(start, tables.entries(request, group, start))
-            self.version = version
-            on_host = self.on_host[: self.count]
-            self.expanded = expand(self.data[: self.count], on_host, shape) if on_host.any() else None
-        tail = self.data[self.count - 1]
-        tail[ENTRY_VALID] = sequence.start + sequence.num_tokens - tail[ENTRY_FIRST]
-        if self.expanded is None:
-            return self.count
-        self.expanded.rows[-1] = tail
-        return len(self.expanded.rows)
-
-    def _replace(self, start: int, entries: Sequence[Entry]) -> None:
-        self.count = start + len(entries)
-        if self.count > len(self.data):
-            grown = np.empty((2 * self.count, ENTRY_WIDTH), np.int32)
-            grown[:start] = self.data[:start]
-            self.data = grown
-            self.on_host = np.concatenate([self.on_host, np.zeros(len(grown) - len(self.on_host), np.bool_)])
-        if entries:
-            columns = [(entry.offset, entry.format_code, entry.first, entry.valid) for entry in entries]
-            self.data[start : self.count] = columns
-            self.on_host[start : self.count] = [entry.on_host for entry in entries]
-
-
 class BatchBuilder:
     """Turns scheduled sequences into :class:`StepInputs`. Keeps table rows per request as long as the request lives."""
 
@@ -141,8 +81,13 @@ class BatchBuilder:
         self._windows = windows
         self._planners: Sequence[StreamPlanner] = ()
         self._token_bytes = [_token_bytes(shape) for shape in shapes]
-        self._rows: WeakKeyDictionary[Request, list[_Rows]] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[Request, list[TableRows]] = WeakKeyDictionary()
         self._staging = StagingBuffer(device)
+        # Whose rows the tables hold, by identity (versions never repeat, so another of the same one is noticed); none
+        # where they cannot be relied on.
+        self._filled: list[int] = []
+        self._last: list[GroupInputs] = []  # on a CPU: views of the tables that are kept
+        self._copied: list[list[int]] = [[] for _ in shapes]  # by group and row: the version that was copied
 
     def stream_through(self, planners: Sequence[StreamPlanner]) -> None:
         """Where tiles of each group that lie on the host go while they are attended."""
@@ -156,12 +101,11 @@ class BatchBuilder:
         lengths = [sequence.num_tokens for sequence in sequences]
         num_decode, num_tokens = len(singles), sum(lengths)
         rows = [self._rows_of(sequence.request) for sequence in sequences]
-        num_groups = len(self._token_bytes)
-        widths = [0] * num_groups
-        for sequence, row in zip(sequences, rows, strict=True):
-            for group in range(num_groups):
-                width = row[group].refresh(sequence, group, self._shapes[group], tables)
-                widths[group] = max(widths[group], width)
+        counts_of: list[list[int]] = []
+        for group, (shape, token_bytes) in enumerate(zip(self._shapes, self._token_bytes, strict=True)):
+            pairs = zip(sequences, rows, strict=True)
+            counts_of.append([row[group].refresh(part, group, shape, token_bytes, tables) for part, row in pairs])
+        widths = [-(-max(counts) // _WIDTH_STEP) * _WIDTH_STEP for counts in counts_of]
 
         sizes = [num_tokens, num_tokens, len(sequences), len(chunks) + 1]
         for width in widths:
@@ -176,20 +120,45 @@ class BatchBuilder:
         query_starts[0] = 0
         np.cumsum(lengths[num_decode:], out=query_starts[1:])
 
+        owners = list(map(id, rows))
+        is_kept = self._staging.is_kept and owners == self._filled
         read = written = 0
         for group, width in enumerate(widths):
             slots, entries, counts = host[4 + 3 * group : 7 + 3 * group]
             table = entries.reshape(len(sequences), width, ENTRY_WIDTH)
-            _fill_group([row[group] for row in rows], num_decode, positions, first_rows, slots.reshape(-1, 2), table)
-            counts[:] = [len(row[group].rows()) for row in rows]
-            read += self._bytes_read(group, table, counts, query_first)
+            of_group = [row[group] for row in rows]
+            if not is_kept:
+                self._copied[group] = [-1] * len(rows)
+            counts[:] = counts_of[group]
+            _copy_rows(of_group, self._copied[group], table, counts)
+            _fill_slots(of_group, num_decode, positions, first_rows, slots.reshape(-1, 2))
+            if self._windows[group] is None and all(row.expanded is None for row in of_group):
+                read += sum(row.read_bytes for row in of_group)
+            else:
+                read += self._bytes_read(group, table, counts, query_first)
             written += num_tokens * int(self._token_bytes[group][0])
 
         end = max(sequence.start + sequence.num_tokens for sequence in sequences)
         streams = [self._streamed([row[group] for row in rows], group, width) for group, width in enumerate(widths)]
-        return self._to_device(sequences, first_rows, end, num_decode, widths, streams, read, written)
+        # Offsets of streamed tiles are changed in place.
+        self._filled = [] if any(streams) else owners
+        ids_sent, positions_sent, query_first_sent, starts_sent, *parts = self._staging.send()
+        if not (is_kept and self._device.type == "cpu" and not any(streams)):
+            self._last = self._views(sequences, num_decode, widths, query_first_sent, parts, streams)
+        return StepInputs(
+            sequences,
+            first_rows,
+            ids_sent,
+            positions_sent,
+            end,
+            num_decode,
+            starts_sent,
+            self._last,
+            read,
+            written,
+        )
 
-    def _streamed(self, rows: Sequence[_Rows], group: int, width: int) -> GroupStream | None:
+    def _streamed(self, rows: Sequence[TableRows], group: int, width: int) -> GroupStream | None:
         parts = [(index * width, row.expanded) for index, row in enumerate(rows) if row.expanded is not None]
         if not parts:
             return None
@@ -198,10 +167,10 @@ class BatchBuilder:
         codes = np.concatenate([part.codes for _, part in parts])
         return self._planners[group].plan(cells, source, codes, self._device)
 
-    def _rows_of(self, request: Request) -> list[_Rows]:
+    def _rows_of(self, request: Request) -> list[TableRows]:
         rows = self._rows.get(request)
         if rows is None:
-            rows = self._rows[request] = [_Rows() for _ in self._token_bytes]
+            rows = self._rows[request] = [TableRows() for _ in self._token_bytes]
         return rows
 
     def _bytes_read(self, group: int, table: Int32, counts: Int32, query_first: Int32) -> int:
@@ -214,19 +183,19 @@ class BatchBuilder:
         per_token = self._token_bytes[group][np.where(present, table[..., ENTRY_FORMAT], 0)]
         return int((per_token * np.where(present, valid, 0)).sum())
 
-    def _to_device(
+    def _views(
         self,
-        sequences: list[ScheduledSequence],
-        first_rows: list[int],
-        end: int,
+        sequences: Sequence[ScheduledSequence],
         num_decode: int,
         widths: Sequence[int],
+        query_first: Tensor,
+        parts: Sequence[Tensor],
         streams: Sequence[GroupStream | None],
-        read: int,
-        written: int,
-    ) -> StepInputs:
-        ids, positions, query_first, query_starts, *parts = self._staging.send()
-        farthest = max((sequence.start for sequence in sequences[:num_decode]), default=0)
+    ) -> list[GroupInputs]:
+        # On a CPU nobody waits for a device to learn it, and views that tell no figure hold for many steps.
+        farthest = None
+        if self._device.type != "cpu":
+            farthest = max((sequence.start for sequence in sequences[:num_decode]), default=0)
         groups = []
         for group, width in enumerate(widths):
             slots, entries, counts = parts[3 * group : 3 * group + 3]
@@ -237,7 +206,7 @@ class BatchBuilder:
             if num_decode < len(sequences):
                 prefill = TableView(table[num_decode:], counts[num_decode:], query_first[num_decode:])
             groups.append(GroupInputs(slots.view(-1, 2), decode, prefill, table, streams[group]))
-        return StepInputs(sequences, first_rows, ids, positions, end, num_decode, query_starts, groups, read, written)
+        return groups
 
 
 def _fill_ids(sequences: Sequence[ScheduledSequence], ids: Int32) -> list[int]:
@@ -256,21 +225,26 @@ def _fill_ids(sequences: Sequence[ScheduledSequence], ids: Int32) -> list[int]:
     return first_rows
 
 
-def _fill_group(
-    rows: Sequence[_Rows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32, table: Int32
+def _copy_rows(rows: Sequence[TableRows], copied: list[int], table: Int32, counts: Int32) -> None:
+    """Copy rows that have changed since they were copied into the batch's table; of the others only the end moves."""
+    for index, row in enumerate(rows):
+        if copied[index] != row.version or row.expanded is not None:
+            data = row.rows()
+            table[index, : len(data)] = data
+            copied[index] = row.version
+    table[np.arange(len(rows)), counts - 1, ENTRY_VALID] = [row.tail_valid for row in rows]
+
+
+def _fill_slots(
+    rows: Sequence[TableRows], num_decode: int, positions: Int32, first_rows: Sequence[int], slots: Int32
 ) -> None:
-    """Copy rows into the batch's table and find each new token's slot: its block's offset and its place inside."""
-    each = [row.rows() for row in rows]
-    for target, data in zip(table, each, strict=True):
-        target[: len(data)] = data
+    """Each new token's slot: its block's offset and its place inside."""
     if num_decode:
-        tails = np.array([len(data) - 1 for data in each[:num_decode]])
-        tail = table[np.arange(num_decode), tails]
-        slots[:num_decode, 0] = tail[:, ENTRY_OFFSET]
-        slots[:num_decode, 1] = positions[:num_decode] - tail[:, ENTRY_FIRST]
+        slots[:num_decode, 0] = [row.tail_offset for row in rows[:num_decode]]
+        slots[:num_decode, 1] = [row.tail_valid - 1 for row in rows[:num_decode]]
     bounds = [*first_rows[num_decode:], len(positions)]
-    for data, start, stop in zip(each[num_decode:], bounds[:-1], bounds[1:], strict=True):
-        where = positions[start:stop]
+    for row, start, stop in zip(rows[num_decode:], bounds[:-1], bounds[1:], strict=True):
+        data, where = row.rows(), positions[start:stop]
         block = np.searchsorted(data[:, ENTRY_FIRST], where, side="right") - 1
         slots[start:stop, 0] = data[block, ENTRY_OFFSET]
         slots[start:stop, 1] = where - data[block, ENTRY_FIRST]

@@ -20,6 +20,7 @@ from engine.memory_model import GroupSpec
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, resolve_dtype
 from engine.models.folder import read_config, read_json, weight_files
+from engine.models.fused_decoder import make_decoder
 from engine.models.groups import layer_groups
 from engine.models.registry import parse_config
 from engine.models.weights import allocate, destinations
@@ -40,10 +41,13 @@ class LoadedModel:
         return self.folder.resolve().name
 
 
-def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0) -> LoadedModel:
+def load_model(
+    folder: str | Path, device: str = "cpu", dtype: str = "auto", *, protect_layers: int = 0, fuse: bool = True
+) -> LoadedModel:
     """Read a model folder onto a device (``cpu``, ``cuda``, ``cuda:1``) in a dtype (``auto``: as the file says).
 
-    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``.
+    ``protect_layers``: so many first layers keep their KV native whatever the ``kv_format``. ``fuse``: see
+    :func:`engine.models.fused_decoder.make_decoder`.
 
     Raises EngineError: no such folder or file, an architecture or rope type that is not supported, a truncated file,
     tensors missing, unknown or of the wrong shape, an unavailable device, more layers to protect than there are.
@@ -68,7 +72,7 @@ def load_model(folder: str | Path, device: str = "cpu", dtype: str = "auto", *, 
     _fill(path, wanted, tied=config.tie_word_embeddings)
     eos = _generation_eos(path) or config.eos_token_ids
     groups = layer_groups(config, torch_dtype.itemsize, protect_layers)
-    return LoadedModel(path, config, Decoder(config, weights), groups, eos)
+    return LoadedModel(path, config, make_decoder(config, weights, fuse=fuse), groups, eos)
 
 
 def _device(name: str) -> torch.device:

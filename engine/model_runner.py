@@ -10,13 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+import kernels.ops
 from engine.attention import BatchBuilder, BlockTables, StepInputs
-from engine.attention_collector import AttentionCollector
 from engine.loader import LoadedModel
+from engine.models.fused_decoder import FusedDecoder
+from engine.paged_attention import PagedAttention
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
 from engine.streaming import Streamer, StreamPlanner
 from kernels.layout import KVShape
+from kernels.memory import zeroed
 from kernels.plan import DecodePlan
 from kernels.table import TableView
 
@@ -103,13 +106,23 @@ class StepWork:
 class ModelRunner:
     """Runs the model over paged KV. One thread calls it; ``execute`` returns when its tokens are known.
 
-    ``arenas``: one uint8 tensor per layer group, on the model's device.
+    ``arenas``: one uint8 tensor per layer group, on the model's device. ``ops``: the kernels. ``place``: of each layer,
+    its group and its number there. ``streamer``: of blocks on the host, if there are any. ``plans``: the last step's,
+    by group.
     """
 
     def __init__(
-        self, loaded: LoadedModel, arena_bytes: Sequence[int], ops: KernelOps, *, rng: random.Random | None = None
+        self,
+        loaded: LoadedModel,
+        arena_bytes: Sequence[int],
+        ops: KernelOps,
+        *,
+        rng: random.Random | None = None,
+        whole_steps: bool | None = None,
     ) -> None:
         """``arena_bytes``: size of each group's arena. ``rng``: seeds of sampled requests that name none.
+        ``whole_steps``: run steps that only decode in one call where the model can, which goes past ``ops`` (None: if
+        they are :mod:`kernels.ops` itself).
 
         Raises torch.OutOfMemoryError (CUDA) or RuntimeError (CPU) when the arenas do not fit.
         """
@@ -117,14 +130,16 @@ class ModelRunner:
         self.last_work = StepWork()
         model = loaded.model
         self._model = model
-        self._ops = ops
-        self.arenas = [torch.zeros(size, dtype=torch.uint8, device=model.device) for size in arena_bytes]
+        self.ops = ops
+        self._whole_steps = ops is kernels.ops if whole_steps is None else whole_steps
+        self.arenas = [zeroed(size, model.device) for size in arena_bytes]
         self._builder = BatchBuilder(
             [group.shape for group in loaded.groups], [group.window for group in loaded.groups], model.device
         )
-        self._streamer: Streamer | None = None
+        self.streamer: Streamer | None = None
+        self.plans: dict[int, DecodePlan] = {}
         self._sampler = Sampler(rng or random.Random())
-        self._place = {
+        self.place = {
             layer: (number, index)
             for number, group in enumerate(loaded.groups)
             for index, layer in enumerate(group.layers)
@@ -132,7 +147,7 @@ class ModelRunner:
 
     def stream_with(self, streamer: Streamer, buffers: Sequence[tuple[int, int]]) -> None:
         """Attend blocks on the host through buffers in each arena: (first byte, size of each of the two) per group."""
-        self._streamer = streamer
+        self.streamer = streamer
         self._builder.stream_through(
             [StreamPlanner(group.shape, *place) for group, place in zip(self.loaded.groups, buffers, strict=True)]
         )
@@ -143,7 +158,7 @@ class ModelRunner:
             if batch.jobs:
                 jobs = torch.tensor(batch.jobs, dtype=torch.int32, device=self._model.device)
                 shape = self.loaded.groups[batch.group].shape
-                self._ops.recode(self.arenas[batch.group], shape, jobs, native_dtype=self._model.dtype)
+                self.ops.recode(self.arenas[batch.group], shape, jobs, native_dtype=self._model.dtype)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, tables: BlockTables) -> list[SequenceOutput]:
@@ -155,9 +170,9 @@ class ModelRunner:
             self.last_work = StepWork()
             return []
         inputs = self._builder.build(plan.sequences, tables)
-        attention = _PagedAttention(self, inputs)
-        hidden = self._model.hidden(inputs.ids, inputs.positions, inputs.end, attention)
-        waited = self._streamer.take_wait_ns() if self._streamer is not None else 0
+        attention = PagedAttention(self, inputs)
+        hidden = self._hidden(inputs, attention)
+        waited = self.streamer.take_wait_ns() if self.streamer is not None else 0
         self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written, inputs.host_bytes_read, waited)
         outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
         self._read_out(inputs, hidden, outputs)
@@ -165,6 +180,24 @@ class ModelRunner:
         for output in outputs.values():
             output.mass = observed.get(output.request)
         return [outputs[id(sequence)] for sequence in plan.sequences]
+
+    def _hidden(self, inputs: StepInputs, attention: PagedAttention) -> Tensor:
+        """Hidden states [tokens, hidden] of the step."""
+        model, plan = self._model, attention.only_plan
+        if self._whole_steps and plan and isinstance(model, FusedDecoder) and model.can_decode(plan.prepared):
+            group = self.loaded.groups[0]
+            return model.decode(
+                inputs.ids,
+                inputs.positions,
+                inputs.end,
+                self.arenas[0],
+                group.shape,
+                plan.prepared,
+                inputs.groups[0].slots,
+                scale=attention.scale,
+                window=group.window or 0,
+            )
+        return model.hidden(inputs.ids, inputs.positions, inputs.end, attention)
 
     def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
         """From hidden states [tokens, hidden] to what each sequence reports, by ``id`` of the sequence."""
@@ -208,74 +241,3 @@ class ModelRunner:
         if len(rows) != len(hidden):
             hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
         return self._model.logits(hidden)
-
-
-class _PagedAttention:
-    """:class:`engine.models.decoder.Attention` of one step over the runner's arenas."""
-
-    def __init__(self, runner: ModelRunner, inputs: StepInputs) -> None:
-        self._inputs = inputs
-        self._ops = runner._ops  # noqa: SLF001 -- one file, one idea
-        self._arenas = runner.arenas
-        self._groups = runner.loaded.groups
-        self._place = runner._place  # noqa: SLF001
-        self._scale = float(runner.loaded.config.head_dim) ** -0.5
-        self.collector = AttentionCollector.of(inputs, self._groups, self._ops, self._scale)
-        self._streamer = runner._streamer  # noqa: SLF001
-        for number, group in enumerate(inputs.groups):
-            if group.streamed is not None and self._streamer is not None:
-                self._streamer.begin(number, group.streamed, group.entries)
-        # Once for all layers of a group: only offsets of streamed tiles differ between them, and a plan has none.
-        self._plans = {
-            number: self._ops.plan_decode(
-                given.decode,
-                group.shape,
-                heads=runner.loaded.config.num_heads,
-                native_dtype=runner.loaded.model.dtype,
-                window=group.window or 0,
-                mass=self.collector is not None and self.collector.observes_decode,
-            )
-            for number, (given, group) in enumerate(zip(inputs.groups, self._groups, strict=True))
-            if given.decode is not None
-        }
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        number, index = self._place[layer]
-        group, arena, inputs = self._groups[number], self._arenas[number], self._inputs.groups[number]
-        shape, window, split = group.shape, group.window or 0, self._inputs.num_decode
-        self._ops.write_kv(arena, shape, index, key, value, inputs.slots)
-        if inputs.streamed is not None and self._streamer is not None:
-            self._streamer.layer(number, index)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        collector = self.collector
-        if inputs.decode is not None:
-            mass = collector.decode_mass(number) if collector is not None else None
-            self._ops.decode_attention(
-                query[:split],
-                arena,
-                shape,
-                index,
-                inputs.decode,
-                scale=self._scale,
-                window=window,
-                out=out[:split],
-                mass=mass,
-                plan=self._plans[number],
-            )
-            if collector is not None:
-                collector.add_decode(number, mass)
-        if inputs.prefill is not None:
-            self._ops.prefill_attention(
-                query[split:],
-                arena,
-                shape,
-                index,
-                inputs.prefill,
-                self._inputs.query_starts,
-                scale=self._scale,
-                window=window,
-                out=out[split:],
-            )
-            if collector is not None:
-                collector.add_prefill(number, arena, index, query[split:])
-        return out

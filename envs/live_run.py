@@ -104,6 +104,7 @@ class LiveEngineRun:
         layout = self._cache(default_values(), SimOptions(pool_bytes, 1), Counters()).layout
         sizes = [layout.arena_bytes(group) for group in range(len(loaded.groups))]
         self._runner: ModelRunner = ModelRunner(loaded, sizes, ops, rng=random.Random(0))
+        loaded.model.warm_up()
         warm_up(self._runner, loaded.groups, pool_bytes, RealClock())
 
     def _cache(

@@ -47,6 +47,9 @@ class Decoder:
             hidden.add_(_feed_forward(layer, normed))
         return hidden
 
+    def warm_up(self) -> None:
+        """Compile what would otherwise be compiled at first use."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [rows, vocab] of hidden states [rows, hidden]."""
         return functional.linear(self._norm(hidden, self.weights.final_norm), self.weights.head).float()

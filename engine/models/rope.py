@@ -82,9 +82,14 @@ class RotaryTable:
 
     def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Cosine [tokens, 1, head_dim] (halves repeated), sine [tokens, 1, head_dim / 2] at positions < ``end``."""
+        cos, sin = self.tables(end)
+        return cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1)
+
+    def tables(self, end: int) -> tuple[Tensor, Tensor]:
+        """Cosines [positions, head_dim] (halves repeated), sines [positions, head_dim / 2], at least to ``end``."""
         if end > self._length:
             self._grow(end)
-        return self._cos.index_select(0, positions).unsqueeze(1), self._sin.index_select(0, positions).unsqueeze(1)
+        return self._cos, self._sin
 
     def _grow(self, end: int) -> None:
         self._length = max(1024, 1 << (end - 1).bit_length())

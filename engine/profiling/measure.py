@@ -118,6 +118,7 @@ class Measurer:
 
     def warm_up(self) -> None:
         """Compile every kernel."""
+        self._loaded.model.warm_up()
         warm_up(self._runner, self._loaded.groups, self._pool_bytes, self._clock)
 
     def run(self, chosen: Sequence[Scenario], done: Callable[[Scenario], None] | None = None) -> Samples:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from engine.plan import TokenLogprobs
@@ -13,6 +15,11 @@ Json = dict[str, Any]
 TokenText = Callable[[int], str]
 # JSON has no infinity; this is what OpenAI and vLLM send for a token that cannot be.
 _LEAST_LOGPROB = -9999.0
+# Ends of the chunks that tell of text alone, in the order of keys that the documents below have.
+_PLAIN_END = ',"finish_reason":null,"stop_reason":null}]}'
+_PLAIN_END_NULL_USAGE = _PLAIN_END[:-1] + ',"usage":null}'
+_PLAIN_CHAT_END = ',"finish_reason":null}]}'
+_PLAIN_CHAT_END_NULL_USAGE = _PLAIN_CHAT_END[:-1] + ',"usage":null}'
 
 
 class Shape(Protocol):
@@ -23,6 +30,10 @@ class Shape(Protocol):
         ...
 
     def chunk(self, answer: Answer, piece: Piece) -> Json: ...
+
+    def chunk_text(self, answer: Answer, piece: Piece) -> str:
+        """The JSON of :meth:`chunk`, written by hand for the usual ones: an answer has one per token."""
+        ...
 
     def usage_chunk(self, answer: Answer) -> Json: ...
 
@@ -57,12 +68,20 @@ class CompletionShape:
         self._offset = 0
         self._is_first = True
         self._prompt_logprobs: list[TokenLogprobs] = []
+        self._is_plain = _is_plain(ask)
+        self._begin = _text(self._head)[:-1] + ',"choices":[{"index":0,"text":'
 
     def first_chunk(self, answer: Answer) -> Json | None:  # noqa: ARG002 - a Shape
         return None
 
     def chunk(self, answer: Answer, piece: Piece) -> Json:
         return self._document(answer, piece, continuous=True)
+
+    def chunk_text(self, answer: Answer, piece: Piece) -> str:
+        if not self._is_plain or piece.finish_reason is not None:
+            return _text(self.chunk(answer, piece))
+        ending = _PLAIN_END_NULL_USAGE if self._ask.include_usage else _PLAIN_END
+        return f'{self._begin}{encode_basestring(piece.text)},"logprobs":null{ending}'
 
     def usage_chunk(self, answer: Answer) -> Json:
         return {**self._head, "choices": [], "usage": usage(answer)}
@@ -126,6 +145,8 @@ class ChatShape:
         self._model = model
         self._token_text = token_text
         self._is_first = True
+        self._is_plain = _is_plain(ask)
+        self._begin = _text(self._head("chat.completion.chunk"))[:-1] + ',"choices":[{"index":0,"delta":{"content":'
 
     def first_chunk(self, answer: Answer) -> Json | None:
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -150,6 +171,12 @@ class ChatShape:
             document["prompt_logprobs"] = prompt_logprobs(piece.prompt_logprobs, self._token_text)
         self._is_first = False
         return _with_running_usage(document, self._ask, answer)
+
+    def chunk_text(self, answer: Answer, piece: Piece) -> str:
+        if not self._is_plain or piece.finish_reason is not None:
+            return _text(self.chunk(answer, piece))
+        ending = _PLAIN_CHAT_END_NULL_USAGE if self._ask.include_usage else _PLAIN_CHAT_END
+        return f'{self._begin}{encode_basestring(piece.text)}}},"logprobs":null{ending}'
 
     def usage_chunk(self, answer: Answer) -> Json:
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(answer)}
@@ -208,6 +235,16 @@ def _with_running_usage(document: Json, ask: Ask, answer: Answer) -> Json:
     if ask.include_usage:
         document["usage"] = usage(answer) if ask.continuous_usage else None
     return document
+
+
+def _is_plain(ask: Ask) -> bool:
+    """Whether its chunks differ in nothing but their text, until the last one."""
+    wants = (ask.num_logprobs, ask.num_prompt_logprobs, ask.echo_text)
+    return all(want is None for want in wants) and not (ask.return_token_ids or ask.continuous_usage)
+
+
+def _text(document: Json) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def _finite(logprob: float) -> float:

@@ -19,7 +19,11 @@ from engine.server.output import Answer, Piece
 
 
 def event(document: Json) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return text_event(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+
+
+def text_event(document: str) -> bytes:
+    return f"data: {document}\n\n".encode()
 
 
 class Delivery:
@@ -78,7 +82,7 @@ class Delivery:
                 if error is not None:
                     yield event(error.body())
                     break
-                yield event(self._shape.chunk(self._answer, piece))
+                yield text_event(self._shape.chunk_text(self._answer, piece))
             else:
                 if include_usage:
                     yield event(self._shape.usage_chunk(self._answer))

@@ -33,10 +33,10 @@ from kernels.layout import (
 
 
 @inlined
-def _head_of_block(entries: Any, index: Any, layout: Any, layer: Any, head: Any) -> Any:
-    """Byte of a head's part of a block's first tile."""
+def _first_tile(entries: Any, index: Any, layout: Any, layer: Any) -> Any:
+    """Byte of a layer's part of a block's first tile."""
     form = layout[entries[index, ENTRY_FORMAT]]
-    return np.int64(entries[index, ENTRY_OFFSET]) * OFFSET_UNIT + layer * form[TILE_BYTES] + head * form[HEAD_BYTES]
+    return np.int64(entries[index, ENTRY_OFFSET]) * OFFSET_UNIT + layer * form[TILE_BYTES]
 
 
 @inlined
@@ -47,40 +47,46 @@ def _attend(
     elements: Any,
     layout: Any,
     layer: Any,
-    head: Any,
+    heads: Any,
     entries: Any,
     low: Any,
     high: Any,
     out: Any,
     mass: Any,
+    room: Any,
 ) -> None:
-    """Attention of one group of query heads over positions low .. high - 1 of one sequence.
+    """Attention of the query heads of some KV heads over positions low .. high - 1 of one sequence.
 
-    query: native [group, head_dim]; entries: int32 [n, 4]; out: like query, overwritten; mass: float32 [chunks],
-    overwritten; no chunks: not wanted.
+    heads: (first KV head, one past the last); query: native [kv heads * group, head_dim]; entries: int32 [n, 4]; out:
+    like query, overwritten; mass: float32 [kv heads, chunks], overwritten; no chunks: not wanted. room: scratch of
+    `attend_share`, made once for many calls. The heads take turns on each tile, as their parts of it lie side by side.
     """
-    group, head_dim = query.shape
+    flat, sums, scratch, scaled, scores, best, total, chunk_peaks, chunk_sums = room
+    first_head, number = heads[0], heads[1] - heads[0]
+    head_dim, chunks = query.shape[1], mass.shape[1]
+    group = query.shape[0] // number
+    size = group * head_dim
     given, result = query.reshape(-1), out.reshape(-1)
-    flat = np.empty(group * head_dim, dtype=np.float32)
-    for i in range(group * head_dim):
+    for i in range(number * size):
         flat[i] = load(given, i) * scale
-    sums = np.zeros(group * head_dim, dtype=np.float32)
-    scratch = np.empty(QUANT_TILE_TOKENS * head_dim, dtype=np.float32)
-    work = (np.empty(group * head_dim, dtype=np.float32), scratch)
-    scores = np.zeros(group * QUANT_TILE_TOKENS, dtype=np.float32)
-    best = np.full(group, -np.inf, dtype=np.float32)
-    total = np.zeros(group, dtype=np.float32)
-    chunks = mass.shape[0]
-    chunk_peaks = np.full((group, chunks), -np.inf, dtype=np.float32)
-    chunk_sums = np.zeros((group, chunks), dtype=np.float32)
+        sums[i] = 0
+    scores[:] = 0
+    best[:] = -np.inf
+    total[:] = 0
+    if chunks > 0:
+        chunk_peaks[:] = -np.inf
+        chunk_sums[:] = 0
+    work = (scaled, scratch)
     following = np.int64(0)  # the next block's first tile
     if entries.shape[0] > 0:
-        following = _head_of_block(entries, 0, layout, layer, head)
+        following = _first_tile(entries, 0, layout, layer)
     for index in range(entries.shape[0]):
         form = layout[entries[index, ENTRY_FORMAT]]
-        tokens = form[TILE_TOKENS]
+        tokens, part = form[TILE_TOKENS], form[HEAD_BYTES]
         block = following
-        following = _head_of_block(entries, min(index + 1, entries.shape[0] - 1), layout, layer, head)
+        after = min(index + 1, entries.shape[0] - 1)
+        following = _first_tile(entries, after, layout, layer)
+        following_part = layout[entries[after, ENTRY_FORMAT]][HEAD_BYTES]
         block_first, block_valid = np.int64(entries[index, ENTRY_FIRST]), np.int64(entries[index, ENTRY_VALID])
         if block_first + block_valid <= low:
             continue
@@ -91,24 +97,39 @@ def _attend(
             if begin >= end:
                 continue
             tile = block + done // tokens * form[TILE_STRIDE]
-            # A head's part of a tile is too short a run for the hardware to see what comes next.
-            ahead = tile + form[TILE_STRIDE] if done + tokens < block_valid else following
-            span = (ahead, ahead + form[HEAD_BYTES])
-            tile_scores(flat, codes, elements, form, tile, valid, head_dim, work, span, scores)
-            softmax_step(scores, begin, end, tokens, head_dim, best, total, sums)
-            if chunks > 0:
-                note_chunks(scores, begin, end, first // CHUNK_TOKENS, best, chunk_peaks, chunk_sums)
-            tile_values(codes, elements, form, tile, valid, head_dim, scratch, scores, sums)
-    for g in range(group):
+            for h in range(number):
+                place = tile + (first_head + h) * part
+                # Parts are too short a run for the hardware to see what comes next.
+                if h + 1 < number:
+                    span = (place + part, place + 2 * part)
+                elif done + tokens < block_valid:
+                    ahead = tile + form[TILE_STRIDE] + first_head * part
+                    span = (ahead, ahead + part)
+                else:
+                    ahead = following + first_head * following_part
+                    span = (ahead, ahead + following_part)
+                own, own_sums = flat[h * size : (h + 1) * size], sums[h * size : (h + 1) * size]
+                own_best, own_total = best[h * group : (h + 1) * group], total[h * group : (h + 1) * group]
+                tile_scores(own, codes, elements, form, place, valid, head_dim, work, span, scores)
+                softmax_step(scores, begin, end, tokens, head_dim, own_best, own_total, own_sums)
+                if chunks > 0:
+                    note_chunks(
+                        scores, begin, end, first // CHUNK_TOKENS, own_best, chunk_peaks[h * group : (h + 1) * group],
+                        chunk_sums[h * group : (h + 1) * group],
+                    )  # fmt: skip
+                tile_values(codes, elements, form, place, valid, head_dim, scratch, scores, own_sums)
+    for g in range(number * group):
         inverse = np.float32(1) / total[g] if total[g] != 0 else np.float32(0)
         for d in range(head_dim):
             store(result, g * head_dim + d, native_nearest(result, sums[g * head_dim + d] * inverse))
     if chunks > 0:
-        chunk_shares(best, total, chunk_peaks, chunk_sums, mass)
+        for h in range(number):
+            own = slice(h * group, (h + 1) * group)
+            chunk_shares(best[own], total[own], chunk_peaks[own], chunk_sums[own], mass[h])
 
 
 @fast
-def _attend_share(
+def attend_share(
     worker: Any,
     workers: Any,
     query: Any,
@@ -130,7 +151,19 @@ def _attend_share(
     layout, layer, kv_heads = where
     entries, num_entries = table
     sequences, positions = rows
-    group = query.shape[1] // kv_heads
+    heads, head_dim, chunks = query.shape[1], query.shape[2], mass.shape[2]
+    group = heads // kv_heads
+    room = (
+        np.empty(heads * head_dim, np.float32),  # queries times scale
+        np.empty(heads * head_dim, np.float32),  # sums
+        np.empty(QUANT_TILE_TOKENS * head_dim, np.float32),  # a tile
+        np.empty(group * head_dim, np.float32),  # queries times keys' scales
+        np.empty(group * QUANT_TILE_TOKENS, np.float32),  # scores
+        np.empty(heads, np.float32),  # best
+        np.empty(heads, np.float32),  # total
+        np.empty((heads, chunks), np.float32),
+        np.empty((heads, chunks), np.float32),
+    )
     length = np.int64(0)
     for row in range(query.shape[0]):
         high = np.int64(positions[row]) + 1
@@ -139,25 +172,33 @@ def _attend_share(
     for row in range(query.shape[0]):
         sequence, high = sequences[row], np.int64(positions[row]) + 1
         low = max(high - window, 0) if window > 0 else np.int64(0)
+        # Its pairs are neighbours: the KV heads from one to another.
+        since = np.int64(0)
+        until = np.int64(0)
         for head in range(kv_heads):
-            mine = start * workers // length == worker
+            owner = start * workers // length
             start += high - low
-            if mine:
-                first, last = head * group, (head + 1) * group
-                _attend(
-                    query[row, first:last],
-                    scale,
-                    codes,
-                    elements,
-                    layout,
-                    layer,
-                    head,
-                    entries[sequence, : num_entries[sequence]],
-                    low,
-                    high,
-                    out[row, first:last],
-                    mass[row, head],
-                )
+            if owner < worker:
+                since = np.int64(head + 1)
+            if owner <= worker:
+                until = np.int64(head + 1)
+        if since < until:
+            first, last = since * group, until * group
+            _attend(
+                query[row, first:last],
+                scale,
+                codes,
+                elements,
+                layout,
+                layer,
+                (since, until),
+                entries[sequence, : num_entries[sequence]],
+                low,
+                high,
+                out[row, first:last],
+                mass[row, since:until],
+                room,
+            )
 
 
 def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -166,7 +207,7 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
         query: Any, scale: Any, arena: Any, where: Any, table: Any, rows: Any, window: Any, out: Any, mass: Any
     ) -> None:
         _ = stamp
-        _attend_share(0, 1, query, scale, arena, where, table, rows, window, out, mass)
+        attend_share(0, 1, query, scale, arena, where, table, rows, window, out, mass)
 
     @entry(parallel=True)
     def attend_rows_parallel(
@@ -183,7 +224,7 @@ def _build(stamp: int) -> tuple[Callable[..., None], Callable[..., None]]:
     ) -> None:
         _ = stamp
         for worker in prange(workers):
-            _attend_share(worker, workers, query, scale, arena, where, table, rows, window, out, mass)
+            attend_share(worker, workers, query, scale, arena, where, table, rows, window, out, mass)
 
     return attend_rows, attend_rows_parallel
 

@@ -26,7 +26,7 @@ Int32 = npt.NDArray[np.int32]
 _PARALLEL_WORK = 1 << 20
 # Numba has one set of threads per process, and one of its implementations aborts when two threads use it at once.
 # Whoever finds it taken computes alone.
-_THREADS_IN_USE = threading.Lock()
+THREADS_IN_USE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ def _worthwhile_threads(work: int) -> int:
 
 
 def _run(arguments: tuple[Any, ...], threads: int) -> None:
-    if threads > 1 and _THREADS_IN_USE.acquire(blocking=False):
+    if threads > 1 and THREADS_IN_USE.acquire(blocking=False):
         try:
             set_num_threads(threads)
             attend_rows_parallel(threads, *arguments)
         finally:
-            _THREADS_IN_USE.release()
+            THREADS_IN_USE.release()
     else:
         attend_rows(*arguments)
