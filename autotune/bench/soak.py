@@ -124,7 +124,7 @@ class _Soak:
             tally = traffic.stop()
         idle = self._held_when_idle()
         self._audit()
-        restarts = stand.engine.starts + stand.daemon.starts - 2
+        died = sum(not child.is_alive for child in (stand.engine, stand.daemon))
         grown = [_growth(column) for column in zip(*memory, strict=True)]
         figures: dict[str, Any] = {
             "soak_hours": round(seconds / 3600, 3),
@@ -145,13 +145,13 @@ class _Soak:
             "soak_daemon_memory_growth_mb": grown[1],
             "soak_engine_memory_mb": _course(memory, 0),
             "soak_daemon_memory_mb": _course(memory, 1),
-            "soak_restarts": restarts,
+            "soak_died": died,
             "soak_tracebacks": stand.engine.tracebacks() + stand.daemon.tracebacks(),
         }
         outcome = Outcome(figures)
         outcome.bar("soak_engine_memory_growth_mb", _ENGINE_FLAT_MB)
         outcome.bar("soak_daemon_memory_growth_mb", _DAEMON_FLAT_MB)
-        for name in ("soak_failed", "soak_held_when_idle_bytes", "soak_restarts", "soak_tracebacks"):
+        for name in ("soak_failed", "soak_held_when_idle_bytes", "soak_died", "soak_tracebacks"):
             outcome.bar(name, 0)
         outcome.missed += figures["soak_audit_problems"]
         return outcome
