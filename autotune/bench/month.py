@@ -1,9 +1,9 @@
 """A month of ticks at an injected clock: does the journal stay in its bounds, does memory stay flat?
 
 The daemon's own loop, journal and housekeeping in this process, over an engine of figures alone with a day's curve and
-noise. One reading and one tick in ten seconds, not one a second: 259,200 of each, which is what a core gets through in
-twenty minutes. The journal's bounds are so low that they are reached many times over. An operator takes knobs and gives them
-back, the engine goes away, comes back and is restarted, and the configuration is reloaded every day.
+noise. One reading and one tick in ten seconds, not one a second: 259,200 of each, for which a core has time. The bounds
+of the journal are so low that they are reached many times over. An operator takes knobs and gives them back, the engine
+goes away, comes back and is restarted, and the configuration is reloaded every day.
 """
 
 from __future__ import annotations
