@@ -24,7 +24,7 @@ _TICK_S: Final = 1.0
 _POOL_BYTES: Final = 4 << 20
 _RPS: Final = 3.0
 _KNOB: Final = "kv_format"
-_AGAINST: Final = {"native": "int4"}  # any other format the rules would leave for native under less load
+_AGAINST: Final = {"native": "int8"}  # of any other format: back to native
 _CONFIG: Final[dict[str, Any]] = {"tick_s": _TICK_S}
 _TOOK: Final = frozenset({"applied", "converging"})
 
@@ -82,7 +82,7 @@ def changed(tick: Tick) -> str | None:
 def _override(context: Context, stand: Stand, hold_s: float) -> dict[str, Any]:
     """Set a knob, look on for so long, give it back; what was seen of it."""
     now = str(stand.control.tunables()["desired"][_KNOB])
-    value = _AGAINST.get(now, "k8v4")
+    value = _AGAINST.get(now, "native")
     _autotune(stand, "set", f"{_KNOB}={value}", "--reason", "bench")
     record = stand.control.tunables()["writers"][_KNOB]
     last_id = stand.ticks()[-1].id

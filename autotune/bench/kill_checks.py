@@ -34,11 +34,6 @@ class Timing:
         """
         return round((self.window_s - self.tick_s) * 1e9) - _SLACK_NS
 
-    @property
-    def known_ns(self) -> int:
-        """After so long a tick has begun that came after a poll: the first one that can know."""
-        return round((self.poll_s + self.tick_s) * 1e9) + _SLACK_NS
-
 
 def knows(tick: Tick, instance: str) -> bool:
     """Whether a tick saw this instance of the engine, well."""

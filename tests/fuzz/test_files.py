@@ -63,7 +63,7 @@ def mangled(draw: Callable[..., Any], document: Any) -> Any:
             parent = parent[key]
         how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "rename", "swap"]))
         if how == "replace":
-            parent[path[-1]] = draw(NASTY)
+            parent[path[-1]] = copy.deepcopy(draw(NASTY))
         elif how == "remove":
             del parent[path[-1]]
         elif how == "rename" and isinstance(parent, dict):
