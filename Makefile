@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies gpu-check kernel-grid install uninstall venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies bench-daemon soak fuzz gpu-check kernel-grid install uninstall venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -48,6 +48,17 @@ bench-sim: $(VENV)/.engine ## how fast and how true the simulator is; the last l
 TRACE ?=
 bench-policies: $(VENV)/.engine ## policies on held-out workloads [TRACE=FILE ARGS=...]; the last line is JSON
 	@$(OMP) $(BIN)/autotune evaluate --json-line -o run/bench-policies --random 8 --oracle-seeds 1 --constant-hours 1 $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
+
+bench-daemon: $(VENV)/.engine ## what the daemon costs and survives: kill -9, a month of ticks; 45 minutes [ARGS=--quick]; the last line is JSON
+	@$(OMP) $(BIN)/python -m autotune.bench $(ARGS)
+
+HOURS ?= 2
+soak: $(VENV)/.engine ## hours at the highest load this machine sustains, knobs turned at random [HOURS=2]; the last line is JSON
+	@$(OMP) $(BIN)/python -m autotune.bench.soak --hours $(HOURS) $(ARGS)
+
+MINUTES ?= 30
+fuzz: $(VENV)/.fuzz ## schemathesis against all HTTP, random files against all readers [MINUTES=30]; the last line is JSON
+	@$(OMP) $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --schemathesis $(BIN)/schemathesis $(ARGS)
 
 # On a GPU machine: its own Python (torch, triton, numpy), nothing is installed.
 gpu-check: ## Triton kernels on this machine's GPU: checked, then timed; under 6 minutes
@@ -109,6 +120,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[engine,train,dev]'
 	@$(BIN)/python -m autotune.venv_check
 	@touch $@ $(VENV)/.engine
+
+$(VENV)/.fuzz: pyproject.toml constraints.txt | $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[engine,train,dev,fuzz]'
+	@touch $@
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis run

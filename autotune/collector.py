@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import lt
 from typing import Final
 
 from engine.clock import Clock
@@ -134,26 +135,28 @@ class Collector:
         self._last_instance = instance
 
 
-_HISTOGRAMS = ("ttft", "itl", "e2e", "queue", "prompt_lengths", "output_lengths")
+_HISTOGRAMS: Final = ("ttft", "itl", "e2e", "queue", "prompt_lengths", "output_lengths")
+_COUNTERS: Final = tuple(item.name for item in fields(Counters))
+# By name: whether it may be None, and whether it is a flag.
+_GAUGES: Final = tuple((item.name, "None" in str(item.type), "bool" in str(item.type)) for item in fields(Gauges))
 
 
 def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
     """Why a reading cannot be true, or None: not a number, negative, or lower than a counter was ``before``."""
-    for item in fields(Counters):
-        value = getattr(reading.counters, item.name)
+    for name in _COUNTERS:
+        value = getattr(reading.counters, name)
         if amount(value) is None:
-            return f"counter {item.name} is {value!r}"
-        if before is not None and value < getattr(before.counters, item.name) and item.name != "feedback_sum":
-            return f"counter {item.name} fell from {getattr(before.counters, item.name)} to {value}"
-    for item in fields(Gauges):
-        value = getattr(reading.gauges, item.name)
-        if value is None and "None" not in str(item.type):
-            return f"gauge {item.name} is null"
+            return f"counter {name} is {value!r}"
+        if before is not None and value < getattr(before.counters, name) and name != "feedback_sum":
+            return f"counter {name} fell from {getattr(before.counters, name)} to {value}"
+    for name, may_be_none, is_flag in _GAUGES:
+        value = getattr(reading.gauges, name)
+        if value is None and not may_be_none:
+            return f"gauge {name} is null"
         if value is None or isinstance(value, list | dict):
             continue
-        is_flag = "bool" in str(item.type)
         if not isinstance(value, bool) if is_flag else amount(value) is None:
-            return f"gauge {item.name} is {value!r}"
+            return f"gauge {name} is {value!r}"
     for name in _HISTOGRAMS:
         problem = _implausible_histogram(getattr(reading, name), None if before is None else getattr(before, name))
         if problem is not None:
@@ -162,8 +165,8 @@ def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
 
 
 def _implausible_histogram(now: Histogram, before: Histogram | None) -> str | None:
-    if amount(now.sum_s) is None or any(type(count) is not int or count < 0 for count in now.counts):
+    if amount(now.sum_s) is None or {*map(type, now.counts)} != {int} or min(now.counts) < 0:
         return f"is negative or not a number (sum {now.sum_s!r})"
-    if before is not None and any(new < old for new, old in zip(now.counts, before.counts, strict=True)):
+    if before is not None and any(map(lt, now.counts, before.counts)):
         return "lost values"
     return None

@@ -9,19 +9,22 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from autotune.schema import Config, KeyedError, PolicySection, Section
+from engine.text import one_line
 from policies.strict_yaml import YamlProblem, load_strict
 
 __all__ = ["Config", "ConfigError", "files_named_in", "load_config", "parse_config", "problems_of"]
 
 _FILES: Final = ("rules", "profile")
 
+MOST_CHARS: Final = 1000  # of one problem, which may quote what is in the file
+
 
 class ConfigError(Exception):
     """The configuration is not usable. ``problems`` has one line per fault, ``path: what is wrong``."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = [one_line(problem, MOST_CHARS) for problem in problems]
+        super().__init__("\n".join(self.problems))
 
 
 def parse_config(text: str) -> Config:

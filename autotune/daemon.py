@@ -24,13 +24,14 @@ from autotune.loop import Loop
 from autotune.metrics import MODES
 from autotune.parts import Parts
 from autotune.reload import Reload, plan_reload
-from autotune.run_document import file_digests, rules_document, run_document
+from autotune.run_document import file_digests, in_force, rules_document, run_document
 from autotune.wiring import check_rules, env_of, guard_of, policy_of, settings_of, watch_of
 from engine.clock import Clock
 from engine.sdnotify import Notifier, Watchdog, watchdog_interval_s
 from policies.choice import choice_of
 from policies.guards import what_holds
 from policies.rules import RuleSet
+from policies.stand_in import refusal_of
 
 _LOG: Final = logging.getLogger("autotune.daemon")
 _ORDERED_MODE: Final = "ordered mode"
@@ -80,7 +81,7 @@ class Daemon:
     def run(self) -> None:
         """Serve until stopped; everything that was started is stopped when it returns or raises."""
         parts, around = self._parts, self._around
-        parts.journal.start_run(self._run_id, run_document(self._config, self._rules))
+        parts.journal.start_run(self._run_id, run_document(in_force(self._config, parts.minds.policy), self._rules))
         self._tell_choice()
         self.restore()
         _LOG.info("%s", what_holds(parts.minds.guard))
@@ -193,6 +194,8 @@ class Daemon:
         files = file_digests(new)
         same_files = files == self._files
         same_policy = same_rules and same_files and old.policy == new.policy and old.targets == new.targets
+        # Rules that stand in are not what the file asks for: a reload tries for that, and is refused without it.
+        same_policy = same_policy and not refusal_of(parts.minds.policy)
         policy = parts.minds.policy if same_policy else policy_of(new, rules, parts.clock)
         minds = Minds(policy, guard_of(new), watch_of(new))
         self.loop.configure(settings, env=env, minds=minds)
@@ -207,7 +210,7 @@ class Daemon:
         # Ticks from here on are decided differently: a run of their own, or the earlier ones could not be replayed.
         self._reloads += 1
         self.loop.run_id = f"{self._run_id}.{self._reloads}"
-        parts.journal.start_run(self.loop.run_id, run_document(new, rules))
+        parts.journal.start_run(self.loop.run_id, run_document(in_force(new, policy), rules))
         return plan
 
     def _order_mode(self, wanted: Mapping[str, object]) -> dict[str, Any]:
@@ -236,7 +239,10 @@ class Daemon:
             _LOG.info("%s", line)
 
     def _tell_choice(self) -> None:
-        choice = choice_of(self._parts.minds.policy)
+        policy = self._parts.minds.policy
+        choice, refusal = choice_of(policy), refusal_of(policy)
+        if refusal:
+            _LOG.error("%s; %s decides in its place until a reload can take it", refusal, policy.name)
         for line in choice.lines() if choice is not None else ():
             _LOG.info("%s", line)
 
@@ -245,6 +251,8 @@ class Daemon:
         line = f"{status.get('mode', self._config.mode)}; engine {status.get('engine', 'not seen yet')}"
         if status.get("problem"):
             line += f": {status['problem']}"
+        if status.get("policy_refused"):
+            line += f"; {status['policy']} in place of a policy that cannot be used"
         overrides = status.get("overrides")
         return line + (f"; left alone: {', '.join(overrides)}" if overrides else "")
 

@@ -40,6 +40,7 @@ class Snapshot:
     mode: str = "off"
     policy: str = ""
     choice: Choice | None = None
+    is_policy_refused: bool = False
     quality_budget: float = math.nan
     lost_per_token: float = math.nan
     reading: EngineStats | None = None
@@ -158,6 +159,8 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     policy = GaugeMetricFamily("autotune_policy", "1 for the policy that decides.", labels=["policy"])
     policy.add_metric([snapshot.policy], 1)
     yield policy
+    refused = "1 while rules decide in place of a policy that could not be used at the start."
+    yield _gauge("autotune_policy_refused", refused, snapshot.is_policy_refused)
     bundled = GaugeMetricFamily(
         "autotune_bundled_policy",
         "1 for what policy: {use: auto} made of each bundled policy: taken, or the kind of reason why not.",
@@ -166,8 +169,8 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     choice = snapshot.choice
     if choice is not None and choice.bundled is not None:
         bundled.add_metric([choice.bundled, "taken"], 1)
-    for refused in () if choice is None else choice.refused:
-        bundled.add_metric([refused.name, refused.reason], 1)
+    for other in () if choice is None else choice.refused:
+        bundled.add_metric([other.name, other.reason], 1)
     yield bundled
 
 

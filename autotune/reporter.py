@@ -23,6 +23,7 @@ from policies.choice import choice_of
 from policies.guard import Verdict, Writer
 from policies.quality_budget import QUALITY_KNOBS
 from policies.rollback import Judgement
+from policies.stand_in import refusal_of
 
 _LOG: Final = logging.getLogger("autotune.decisions")
 
@@ -160,6 +161,7 @@ class Reporter:
         if self._last_written_ns is not None:
             age_s = (parts.clock.now_ns() - self._last_written_ns) / 1e9
         latest, choice = parts.collector.latest, choice_of(parts.minds.policy)
+        refusal = refusal_of(parts.minds.policy)
         parts.metrics.snapshot = Snapshot(
             health=health,
             mode=settings.mode,
@@ -171,6 +173,7 @@ class Reporter:
             seconds_since_change=age_s,
             policy=parts.minds.policy.name,
             choice=choice,
+            is_policy_refused=bool(refusal),
             quality_budget=_known(quality["budget"]),
             lost_per_token=_known(quality["lost_per_token"]),
             ticks=ticks,
@@ -185,6 +188,7 @@ class Reporter:
             "problem": parts.collector.problem or parts.actuator.last_error or problem,
             "mode": settings.mode,
             "policy": parts.minds.policy.name,
+            "policy_refused": refusal,
             "policy_choice": None if choice is None else choice.to_json(),
             "instance": None if latest is None else latest.instance,
             "tunables": {} if latest is None else dict(latest.effective),

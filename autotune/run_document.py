@@ -11,8 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.config import Config, problems_of
+from policies.base import Policy
 from policies.expressions import ExpressionError, parse_condition
 from policies.rules import Rule, RuleSet
+from policies.stand_in import refusal_of
 
 
 class RunError(Exception):
@@ -109,3 +111,10 @@ def digest_of(path: Path) -> str:
     except OSError as error:
         return f"unreadable: {error.strerror}"
     return digest.hexdigest()
+
+
+def in_force(config: Config, policy: Policy) -> Config:
+    """The configuration by which ``policy`` decides: where rules stand in for another policy, that of the rules."""
+    if not refusal_of(policy):
+        return config
+    return config.model_copy(update={"policy": config.policy.model_copy(update={"use": "rules", "learned": None})})

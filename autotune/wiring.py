@@ -39,6 +39,7 @@ from policies.predictor_choice import PredictorConfig
 from policies.predictor_of import effect_model_of, predictor_of
 from policies.rollback import EffectWatch, WatchConfig
 from policies.rules import RuleError, RuleSet, load_rules
+from policies.stand_in import StandIn
 from policies.threshold import ThresholdPolicy
 
 
@@ -50,17 +51,18 @@ def check_rules(config: Config) -> RuleSet:
         raise ConfigError([f"policy.rules: {problem}" for problem in error.problems]) from error
 
 
-def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Policy:
+def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None, *, or_rules: bool = False) -> Policy:
     """Who decides. Raises ConfigError for a profile or a policy that cannot be used.
 
-    ``clock``: holds a learned policy to its time limit; None for no limit.
+    ``clock``: holds a learned policy to its time limit; None for no limit. ``or_rules``: in place of a learned policy
+    that cannot be used the rules decide (:class:`policies.stand_in.StandIn`); for starts, which must not fail by it.
     """
     section = config.policy
     by_rules = ThresholdPolicy(rules)
     if section.use == "auto":
         return _auto(section, by_rules, clock)
     if section.use == "learned" and section.learned is not None:
-        return _learned(section, by_rules, clock)
+        return _learned(section, by_rules, clock, or_rules=or_rules)
     if section.use == "rules" or section.profile is None:
         return by_rules
     try:
@@ -73,7 +75,7 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Pol
         raise ConfigError([f"policy.profile: {error}"]) from error
 
 
-def _learned(section: PolicySection, fallback: Policy, clock: Clock | None) -> Policy:
+def _learned(section: PolicySection, fallback: Policy, clock: Clock | None, *, or_rules: bool) -> Policy:
     # numpy's reader of weights is not needed by anybody else.
     from policies.card import PolicyFileError  # noqa: PLC0415
     from policies.learned import load_learned  # noqa: PLC0415
@@ -82,7 +84,10 @@ def _learned(section: PolicySection, fallback: Policy, clock: Clock | None) -> P
     try:
         return load_learned(cast("Path", section.learned), fallback=fallback, clock=clock, profile_digest=digest)
     except PolicyFileError as error:
-        raise ConfigError([f"policy.learned: {error}"]) from error
+        problem = f"policy.learned: {error}"
+        if or_rules:
+            return StandIn(fallback, problem)
+        raise ConfigError([problem]) from error
 
 
 def _auto(section: PolicySection, rules: Policy, clock: Clock | None) -> Policy:
@@ -147,9 +152,9 @@ def _profile(config: Config) -> Profile | None:
         raise ConfigError([f"policy.profile: {error}"]) from error
 
 
-def minds_of(config: Config, rules: RuleSet, clock: Clock | None = None) -> Minds:
-    """Policy, guard and effect watch. Raises ConfigError for a profile or a policy that cannot be used."""
-    return Minds(policy_of(config, rules, clock), guard_of(config), watch_of(config))
+def minds_of(config: Config, rules: RuleSet, clock: Clock | None = None, *, or_rules: bool = False) -> Minds:
+    """Policy (see :func:`policy_of`), guard and effect watch. Raises ConfigError for what cannot be used."""
+    return Minds(policy_of(config, rules, clock, or_rules=or_rules), guard_of(config), watch_of(config))
 
 
 def watch_of(config: Config) -> EffectWatch:
@@ -220,7 +225,7 @@ def build_parts(
     environment: Mapping[str, str],
 ) -> Parts:
     """Everything that the loop needs. Raises JournalError when the journal is somebody else's or in a bad place, and
-    ConfigError for a profile that cannot be used.
+    ConfigError for a profile that cannot be used. In place of a learned policy that cannot be, the rules decide.
     """
     latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
     actuator = Actuator(control, mode=config.mode, latest=latest, now_ns=clock.now_ns)
@@ -231,7 +236,7 @@ def build_parts(
         actuator=actuator,
         collector=collector,
         env=env_of(config, actuator, clock),
-        minds=minds_of(config, rules, clock),
+        minds=minds_of(config, rules, clock, or_rules=True),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),
         metrics=DaemonMetrics(registry),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, cast
 
-import httpx
-
+from engine.control_wire import NotConnectedError, UnixHttp
 from engine.paths import MAX_SOCKET_PATH_BYTES
 from engine.stats import EngineStats
 from engine.tunables import TunableValue
@@ -80,6 +81,13 @@ class PinsView(TypedDict):
     max_bytes: int
 
 
+class AuditView(TypedDict):
+    """Answer of ``GET /v1/audit``: what contradicts what in the cache's books, None when they agree; seconds taken."""
+
+    problem: str | None
+    took_s: float
+
+
 _REFUSALS = (200, 409, 422)
 
 
@@ -92,8 +100,7 @@ class ControlClient:
 
     def __init__(self, socket: str | Path, *, timeout_s: float = 5.0) -> None:
         self.socket = Path(socket)
-        transport = httpx.HTTPTransport(uds=str(self.socket))
-        self._http = httpx.Client(transport=transport, base_url="http://engine", timeout=timeout_s, trust_env=False)
+        self._http = UnixHttp(self.socket, timeout_s)
 
     def tunables(self) -> TunablesView:
         """Revision, desired and effective values, progress, and who wrote last."""
@@ -115,10 +122,10 @@ class ControlClient:
         Raises ValueError for a request that the engine finds malformed (an empty writer, say).
         """
         document = {"if_revision": if_revision, "changes": dict(changes), "writer": writer, "reason": reason}
-        response = self._request("PATCH", "/v1/tunables", document)
-        body = self._json(response)
-        if response.status_code not in _REFUSALS or not isinstance(body.get("results"), dict):
-            message = body.get("error", {}).get("message", f"status {response.status_code}")
+        answer = self._request("PATCH", "/v1/tunables", document)
+        body = self._json(answer)
+        if answer[0] not in _REFUSALS or not isinstance(body.get("results"), dict):
+            message = _message(body, f"status {answer[0]}")
             raise ValueError(f"{self.socket}: {message}")
         return cast("PatchAnswer", body)
 
@@ -139,11 +146,18 @@ class ControlClient:
 
     def unpin(self, pin_id: int | None = None) -> int:
         """End one pin, or all; returns how many that were. Raises ValueError when there is no such pin."""
-        response = self._request("DELETE", "/v1/pins" if pin_id is None else f"/v1/pins/{pin_id}")
-        body = self._json(response)
-        if response.status_code != 200 or not isinstance(body.get("ended"), int):
-            raise ValueError(body.get("error", {}).get("message", f"status {response.status_code}"))
+        answer = self._request("DELETE", "/v1/pins" if pin_id is None else f"/v1/pins/{pin_id}")
+        body = self._json(answer)
+        if answer[0] != 200 or not isinstance(body.get("ended"), int):
+            raise ValueError(_message(body, f"status {answer[0]}"))
         return int(body["ended"])
+
+    def audit(self) -> AuditView:
+        """Have the cache's books recounted, between two steps. Takes as long as the cache is large."""
+        body = self._json(self._request("GET", "/v1/audit"))
+        if not isinstance(body.get("problem"), str | None) or "took_s" not in body:
+            raise EngineUnreachable(f"{self.socket}: this engine knows no audit")
+        return cast("AuditView", body)
 
     def close(self) -> None:
         self._http.close()
@@ -156,37 +170,41 @@ class ControlClient:
     ) -> None:
         self.close()
 
-    def _request(self, method: str, path: str, document: dict[str, Any] | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, document: dict[str, Any] | None = None) -> tuple[int, bytes]:
         if len(str(self.socket).encode()) > MAX_SOCKET_PATH_BYTES:
             raise EngineUnreachable(f"{self.socket}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket may have")
         try:
-            return self._http.request(method, path, json=document)
-        except httpx.TimeoutException as error:
+            return self._http.request(method, path, document)
+        except TimeoutError as error:
             doubt = "" if method == "GET" else "; it may still take the change"
-            raise EngineUnreachable(f"{self.socket}: no answer within {self._http.timeout.read} s{doubt}") from error
-        except (httpx.ReadError, httpx.RemoteProtocolError) as error:
-            raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
-        except (httpx.HTTPError, OSError) as error:
+            raise EngineUnreachable(f"{self.socket}: no answer within {self._http.timeout_s} s{doubt}") from error
+        except NotConnectedError as error:
             reason = "no engine listens here; start one with `autotune engine`, or name its socket with --control"
             if _is_backlog_full(error):
                 reason = "the engine is there but takes no more connections: it is still starting, or hangs; try again"
             raise EngineUnreachable(f"{self.socket}: {reason} ({error})") from error
+        except (OSError, HTTPException) as error:
+            raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
 
-    def _json(self, response: httpx.Response) -> dict[str, Any]:
+    def _json(self, answer: tuple[int, bytes]) -> dict[str, Any]:
+        status, data = answer
         try:
-            body = response.json()
-        except ValueError as error:
-            raise EngineUnreachable(f"{self.socket}: answered no JSON (status {response.status_code})") from error
-        if not isinstance(body, dict) or response.status_code >= 500:
-            message = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
-            raise EngineUnreachable(f"{self.socket}: status {response.status_code} {message}".rstrip())
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise EngineUnreachable(f"{self.socket}: answered no JSON (status {status})") from error
+        if not isinstance(body, dict) or status >= 500:
+            message = _message(body, "") if isinstance(body, dict) else ""
+            raise EngineUnreachable(f"{self.socket}: status {status} {message}".rstrip())
         return body
 
 
-def _is_backlog_full(error: BaseException | None) -> bool:
+def _message(body: dict[str, Any], otherwise: str) -> str:
+    """What an answer says is wrong."""
+    error = body.get("error")
+    return str(error.get("message", otherwise)) if isinstance(error, dict) else otherwise
+
+
+def _is_backlog_full(error: NotConnectedError) -> bool:
     """A Unix socket whose queue of connections is full answers as if a call would have to wait."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno == errno.EAGAIN:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EAGAIN

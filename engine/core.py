@@ -21,7 +21,7 @@ from engine.core_stats import CoreStats, Distributions, LiveRequest
 from engine.decode_run import DecodeRun, Pace
 from engine.live_requests import LiveRequests
 from engine.plan import StepPlan
-from engine.readings import progress, read_gauges, read_stats, tunables_json
+from engine.readings import audit_json, progress, read_gauges, read_stats, tunables_json
 from engine.recode_pacer import RecodePacer
 from engine.request import FinishReason, Request
 from engine.request_delta import RequestDelta
@@ -345,6 +345,10 @@ class EngineCore:
         pins = self._cache.pins
         pins.expire()
         return {"pins": pins.to_json(), "bytes": pins.num_bytes(), "max_bytes": pins.max_bytes}
+
+    def audit_json(self) -> dict[str, Any]:
+        """The answer of ``GET /v1/audit``. O(everything that is cached): nothing else happens meanwhile."""
+        return audit_json(self._cache, self._clock)
 
     def unpin(self, pin_id: int | None) -> int:
         """End one pin, or all; returns how many that were. What they kept stays cached until room is needed."""

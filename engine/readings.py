@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.cache_manager import CacheManager
+from engine.clock import Clock
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.memory_model import token_bytes
@@ -131,3 +132,13 @@ def _convergence(cache: CacheManager) -> KnobOutcome:
     if share < 1:
         return KnobOutcome(CONVERGING, f"{share:.1%} of resident KV is stored as it should be")
     return KnobOutcome(APPLIED)
+
+
+def audit_json(cache: CacheManager, clock: Clock) -> dict[str, Any]:
+    """The answer of ``GET /v1/audit``: what the cache's books contradict themselves in, None where all agree."""
+    begin_ns, problem = clock.now_ns(), None
+    try:
+        cache.check_integrity()
+    except Exception as error:  # noqa: BLE001 - an audit that breaks on the books has found them broken
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return {"problem": problem, "took_s": (clock.now_ns() - begin_ns) / 1e9}

@@ -203,7 +203,7 @@ class EngineStats:
     def from_json(cls, data: Mapping[str, Any]) -> EngineStats:
         """Inverse of :meth:`to_json`. Raises ValueError for missing or ill-typed parts; unknown keys are ignored."""
         try:
-            values = {f.name: data[f.name] for f in fields(cls)}
+            values = {name: data[name] for name in _NAMES[EngineStats]}
             values["counters"] = Counters(**_known(Counters, data["counters"]))
             gauges = _known(Gauges, data["gauges"])
             gauges["resident"] = [ResidentBytes(**_known(ResidentBytes, row)) for row in gauges["resident"]]
@@ -219,5 +219,11 @@ class EngineStats:
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
+    names = _NAMES[kind]
     return {name: value for name, value in data.items() if name in names}
+
+
+# Once: every daemon asks for them twice a second.
+_NAMES: Mapping[type[Any], frozenset[str]] = {
+    kind: frozenset(item.name for item in fields(kind)) for kind in (EngineStats, Counters, Gauges, ResidentBytes)
+}

@@ -24,6 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from engine.text import one_line
 from engine.tunables import TunableValue, parse_change
 from policies.expressions import Condition, ExpressionError, parse_condition
 from policies.strict_yaml import YamlProblem, load_strict
@@ -34,6 +35,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)?")
 _UNIT_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 _MAX_DURATION_S: Final = 86400.0
+_MAX_CHARS: Final = 1000  # of one problem, which may quote what is in the file
 _FILE_KEYS: Final = ("version", "name", "description", "otherwise", "dwell", "rules")
 _RULE_KEYS: Final = ("name", "because", "priority", "when", "for", "release", "release_for", "set")
 
@@ -42,8 +44,8 @@ class RuleError(ValueError):
     """A rule file cannot be used. ``problems``: one line per fault, ``path: what is wrong``."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = [one_line(problem, _MAX_CHARS) for problem in problems]
+        super().__init__("\n".join(self.problems))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ _VERBS: Final = (
     "engine",
     "daemon",
     "tunables",
+    "audit",
     "set_tunable",
     "pins",
     "status",

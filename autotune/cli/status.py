@@ -45,6 +45,11 @@ def status(
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
         if daemon.get("quality"):
             typer.echo("quality: " + _quality_line(daemon["quality"]))
+        if daemon.get("policy_refused"):
+            typer.echo(
+                "  "
+                + one_line(f"{daemon['policy']} decides in place of what was asked for: {daemon['policy_refused']}")
+            )
         for line in _choice_lines(daemon.get("policy_choice")):
             typer.echo("  " + one_line(line))
         for knob, who in daemon.get("overrides", {}).items():

@@ -39,7 +39,7 @@ class PatchBody(BaseModel):
 
 
 def control_app(engine: AsyncEngine) -> Starlette:
-    """``GET``/``PATCH /v1/tunables``, ``GET /v1/stats``, ``GET``/``DELETE /v1/pins``, ``DELETE /v1/pins/ID``."""
+    """``GET`` and ``PATCH /v1/tunables``, ``GET /v1/stats``, ``/v1/audit``, ``GET`` and ``DELETE /v1/pins[/ID]``."""
 
     async def tunables(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.tunables_json()))
@@ -57,6 +57,9 @@ def control_app(engine: AsyncEngine) -> Starlette:
             return _error(503, "the first step takes long; try again")
         return JSONResponse(reading.to_json())
 
+    async def audit(_http: HttpRequest) -> Response:
+        return JSONResponse(await engine.call(lambda core: core.audit_json()))
+
     async def pins(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.pins_json()))
 
@@ -72,6 +75,7 @@ def control_app(engine: AsyncEngine) -> Starlette:
     routes = [
         Route("/v1/tunables", _by_method({"GET": tunables, "PATCH": patch}), methods=["GET", "PATCH"]),
         Route("/v1/stats", stats),
+        Route("/v1/audit", audit),
         Route("/v1/pins", _by_method({"GET": pins, "DELETE": unpin}), methods=["GET", "DELETE"]),
         Route("/v1/pins/{pin_id:int}", unpin, methods=["DELETE"]),
     ]

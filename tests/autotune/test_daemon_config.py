@@ -180,3 +180,10 @@ def test_a_learned_policy_is_read_and_refused_in_one_line(tmp_path: Path) -> Non
     other = parse_config(f"policy: {{use: learned, learned: {folder}, profile: {DEFAULT_PROFILE}}}")
     with pytest.raises(ConfigError, match=r"policy\.learned: .*profile"):
         policy_of(other, check_rules(other))
+
+
+def test_a_problem_is_one_line_whatever_the_file_quotes() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config('{"a\\nb": 1, "mode": "' + "x" * 5000 + '"}')
+    assert len(caught.value.problems) == 2
+    assert all("\n" not in problem and len(problem) <= 1000 for problem in caught.value.problems)

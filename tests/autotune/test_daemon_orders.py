@@ -92,6 +92,22 @@ def test_every_action_is_refused_without_the_token(served: Any, name: str) -> No
     assert served.daemon.last_reload is None
 
 
+def test_nothing_that_changes_anything_is_open(served: Any) -> None:
+    """Every route that is not a mere reading, the next one to be added too, is refused without the token."""
+    app = served.daemon.admin._server.config.app
+    writing = [(route.path, method) for route in app.routes for method in route.methods - {"GET", "HEAD"}]
+    assert {path for path, _ in writing} >= {"/control/mode", "/control/reload"}
+    for path, method in writing:
+        for given in ({}, {"authorization": "Bearer " + "x" * 43}, {"authorization": f"Bearer {token(served)} x"}):
+            request = urllib.request.Request(served.daemon.admin.address + path, b"{}", given, method=method)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=30)
+            assert refused.value.code == 401, (path, given)
+    served.run_s(2)
+    assert served.daemon.status()["mode"] == "active"
+    assert served.daemon.last_reload is None
+
+
 def test_mode_is_switched_and_outlives_the_daemon(served: Any, make_rig: Any) -> None:
     status, answer = order(served, "mode", b'{"mode": "advise"}')
     assert status == 200

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any, Never
 
 import pytest
+from policy_cards import card, tensors_of
 
 from autotune.actuator import Actuator
 from autotune.cli import app
 from autotune.cli._shared import fail_with
+from autotune.journal_file import read_runs
+from autotune.rethinking import Rethinker
+from autotune.run_document import in_force, run_document
+from autotune.wiring import check_rules, minds_of
 from engine.clock import RealClock
 from engine.control_client import ControlClient
 from envs.port import ApplyResult, ApplyStatus, Change
+from policies.export import export_policy
 
 PRESSURE = "policy: {rules: literature, quality_budget: null}\n"
 
@@ -141,26 +148,67 @@ def test_hostile_figures_never_end_the_loop(make_rig: Any, name: str, value: Any
     json.dumps(rig.daemon.status())
 
 
-@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
-def test_a_policy_that_cannot_be_used_leaves_the_one_in_force(make_rig: Any, tmp_path: Path, kind: str) -> None:
-    rig = make_rig(PRESSURE)
-    rig.run_s(3, lambda: pressed(rig.engine))
-    folder, marker = tmp_path / "policy", tmp_path / "ran"
+def spoil(folder: Path, marker: Path, kind: str) -> None:
+    """A folder of a policy that cannot be used; what runs of it would leave ``marker``."""
     if kind != "missing":
         folder.mkdir()
     if kind == "pickle":
         code = f"cos\nsystem\n(S'touch {marker}'\ntR."
         for file in ("policy.json", "policy.safetensors", "card.json", "weights.safetensors"):
             (folder / file).write_bytes(code.encode())
+
+
+@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
+def test_a_policy_that_cannot_be_used_leaves_the_one_in_force(make_rig: Any, tmp_path: Path, kind: str) -> None:
+    rig = make_rig(PRESSURE)
+    rig.run_s(3, lambda: pressed(rig.engine))
+    folder, marker = tmp_path / "policy", tmp_path / "ran"
+    spoil(folder, marker, kind)
     rig.write_config(f"policy: {{use: learned, learned: {folder}}}\n")
     rig.daemon.request_reload()
     rig.run_s(12, lambda: pressed(rig.engine))
     assert rig.daemon.last_reload.rejected[0].startswith("policy.learned: ")
     assert rig.parts.minds.policy.name == "rules:literature"
     assert rig.engine.state.desired["kv_format"] == "int4", "the rules go on deciding"
+    assert rig.metric("autotune_policy_refused") == 0
     assert not marker.exists()
-    code = fail_with(lambda: app(["daemon", "--config", str(rig.config_path)], standalone_mode=False))
-    assert code == 1
+    assert fail_with(lambda: app(["check-config", str(rig.config_path)], standalone_mode=False)) == 1
+
+
+@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
+def test_at_a_start_the_rules_stand_in_for_a_policy_that_cannot_be_used(
+    make_rig: Any, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case L.44."""
+    folder, marker = tmp_path / "policy", tmp_path / "ran"
+    spoil(folder, marker, kind)
+    learned = f"policy: {{use: learned, learned: {folder}, rules: literature, quality_budget: null}}\n"
+    rig = make_rig(learned)
+    rig.daemon._tell_choice()
+    assert [r.levelname for r in caplog.records if "policy.learned: " in r.message] == ["ERROR"]
+    document = run_document(in_force(rig.config, rig.parts.minds.policy), check_rules(rig.config))
+    rig.parts.journal.start_run(rig.loop.run_id, document)
+    rig.run_s(12, lambda: pressed(rig.engine))
+    status = rig.daemon.status()
+    assert status["policy_refused"].startswith("policy.learned: ")
+    assert (status["policy"], status["healthy"]) == ("rules:literature", True)
+    assert "in place of a policy that cannot be used" in rig.daemon._line()
+    assert rig.metric("autotune_policy_refused") == 1
+    assert rig.engine.state.desired["kv_format"] == "int4", "the rules decide"
+    assert not marker.exists()
+    before = rig.ticks()
+    rig.write_config(learned + "tick_s: 2\n")
+    assert rig.daemon.reload().rejected[0].startswith("policy.learned: "), "a reload does not make do with less"
+    found = Rethinker(read_runs(rig.parts.journal.path), minds_of).replay(before)
+    assert (found.same + found.held, found.ticks) == (12, 12), found.lines
+    shutil.rmtree(folder, ignore_errors=True)
+    made = card()
+    export_policy(folder, made, tensors_of(made.network))
+    assert rig.daemon.reload().rejected == []
+    rig.run_s(3)
+    assert rig.daemon.status()["policy"] == "learned:made-up"
+    assert rig.daemon.status()["policy_refused"] == ""
+    assert rig.metric("autotune_policy_refused") == 0
 
 
 def test_a_full_disk_does_not_stop_the_loop(make_rig: Any) -> None:

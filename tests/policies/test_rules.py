@@ -116,3 +116,9 @@ def test_files_and_presets(tmp_path: Path) -> None:
         load_rules(path)
     with pytest.raises(RuleError, match="embedded null byte"):
         load_rules("a\0b")
+
+
+def test_a_problem_is_one_line_whatever_the_file_quotes() -> None:
+    with pytest.raises(RuleError) as caught:
+        parse_rules('version: {"a\\nb": "' + "x" * 5000 + '"}\nname: n\nrules: []\n')
+    assert all("\n" not in problem and len(problem) <= 1000 for problem in caught.value.problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -201,6 +202,21 @@ def test_pins_are_made_over_http_and_ended_here(server: Any, client: ControlClie
         assert http.post("/v1/pins").status_code == 405
 
 
+def test_an_audit_recounts_the_cache(server: Any, client: ControlClient) -> None:
+    body = {"prompt": [97] * 500, "max_tokens": 3}
+    assert httpx.post(server.url + "/v1/completions", json=body, trust_env=False).status_code == 200
+    found = client.audit()
+    assert found["problem"] is None
+    assert found["took_s"] > 0
+    pool = server.engine.cache._pools[0]
+    pool.resident_bytes += 64
+    try:
+        assert "resident" in (client.audit()["problem"] or "")
+    finally:
+        pool.resident_bytes -= 64
+    assert client.audit()["problem"] is None
+
+
 def test_stats(server: Any, client: ControlClient) -> None:
     httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 3}, trust_env=False)
     stats = client.stats()
@@ -257,6 +273,77 @@ def test_a_server_that_is_no_engine(tmp_path: Path) -> None:
         with ControlClient(path) as client, pytest.raises(EngineUnreachable):
             client.tunables()
         thread.join(5)
+
+
+def test_a_kept_connection_that_has_ended_is_replaced(serve: Serve) -> None:
+    first = serve()
+    with ControlClient(first.control_path) as client:
+        client.tunables()
+        first.stop()
+        with pytest.raises(EngineUnreachable, match="no engine listens here"):
+            client.tunables()
+        second = serve()
+        second.control_path.rename(first.control_path)
+        assert client.tunables()["revision"] == 0
+        first.control_path.rename(second.control_path)
+
+
+def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one(tmp_path: Path) -> None:
+    path, asked = tmp_path / "s", threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def answer() -> None:
+            slow, _ = other.accept()
+            slow.recv(4096)
+            quick, _ = other.accept()
+            quick.recv(4096)
+            head = b"HTTP/1.1 200 OK\r\ncontent-length: "
+            with contextlib.suppress(OSError):
+                slow.sendall(head + b'32\r\n\r\n{"desired": {}, "revision": 111}')
+            quick.sendall(head + b'32\r\n\r\n{"desired": {}, "revision": 222}')
+            asked.wait(20)
+            slow.close()
+            quick.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with ControlClient(path, timeout_s=0.2) as client:
+            with pytest.raises(EngineUnreachable, match=r"no answer within 0\.2 s$"):
+                client.tunables()
+            assert client.tunables()["revision"] == 222
+        asked.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 9000,
+    ],
+)
+def test_whatever_answers_it_is_one_line(tmp_path: Path, answer: bytes) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def serve_once() -> None:
+            peer, _ = other.accept()
+            peer.recv(4096)
+            peer.sendall(answer)
+            peer.close()
+
+        thread = threading.Thread(target=serve_once)
+        thread.start()
+        with ControlClient(path, timeout_s=20) as client, pytest.raises(EngineUnreachable) as caught:
+            client.tunables()
+        assert "\n" not in str(caught.value)
+        thread.join(20)
 
 
 def test_the_socket_is_private(server: Any) -> None:

@@ -1,0 +1,90 @@
+"""OpenAPI descriptions of the three HTTP interfaces, made from the models and declarations that servers check by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from autotune.metrics import MODES
+from engine.server.control import PatchBody
+from engine.server.protocol import ChatRequest, CompletionRequest, FeedbackRequest, TokenizeRequest
+from engine.tunables import TUNABLES
+
+_REF = "#/components/schemas/{model}"
+
+
+def openai() -> dict[str, Any]:
+    """What clients of the engine may send."""
+    posts = {
+        "/v1/completions": CompletionRequest,
+        "/v1/chat/completions": ChatRequest,
+        "/v1/feedback": FeedbackRequest,
+        "/tokenize": TokenizeRequest,
+    }
+    components: dict[str, Any] = {}
+    paths = {path: {"post": operation(body=modelled(model, components))} for path, model in posts.items()}
+    paths |= {path: {"get": operation()} for path in ("/v1/models", "/health", "/metrics")}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models/{name}"] = {"get": operation([name])}
+    return document("engine", paths, components)
+
+
+def control() -> dict[str, Any]:
+    """The engine's control socket, which nobody should reach but its own user."""
+    components: dict[str, Any] = {}
+    body = modelled(PatchBody, components)
+    components["PatchBody"]["properties"]["changes"] = {
+        "type": "object",
+        "properties": {name: {"enum": list(tunable.values)} for name, tunable in TUNABLES.items()},
+        "minProperties": 1,
+    }
+    pin = {"name": "pin", "in": "path", "required": True, "schema": {"type": "integer"}}
+    paths = {
+        "/v1/tunables": {"get": operation(), "patch": operation(body=body)},
+        "/v1/stats": {"get": operation()},
+        "/v1/audit": {"get": operation()},
+        "/v1/pins": {"get": operation(), "delete": operation()},
+        "/v1/pins/{pin}": {"delete": operation([pin])},
+    }
+    return document("control", paths, components)
+
+
+def admin() -> dict[str, Any]:
+    """The daemon's admin port, but for `/healthz`, whose 503 is no fault: it tells of one, and a fuzzer makes some."""
+    limit = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 500}}
+    token = {"name": "authorization", "in": "header", "schema": {"type": "string"}}
+    mode = {"type": "object", "properties": {"mode": {"enum": list(MODES)}}, "required": ["mode"]}
+    paths = {
+        "/metrics": {"get": operation()},
+        "/decisions": {"get": operation([limit])},
+        "/status": {"get": operation()},
+        "/control/mode": {"post": operation([token], mode)},
+        "/control/reload": {"post": operation([token], {"type": "object"})},
+    }
+    return document("admin", paths, {})
+
+
+def modelled(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the model's schema, which is put among ``components`` with all that it refers to."""
+    schema = model.model_json_schema(ref_template=_REF)
+    components |= schema.pop("$defs", {})
+    components[model.__name__] = schema
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def operation(parameters: list[dict[str, Any]] | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    answers = {"default": {"description": "whatever it is"}}
+    made: dict[str, Any] = {"parameters": parameters or [], "responses": answers}
+    if body is not None:
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return made
+
+
+def document(title: str, paths: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": "1"},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
