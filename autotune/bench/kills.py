@@ -26,7 +26,7 @@ _TIMING: Final = Timing(tick_s=0.2, poll_s=0.1, window_s=1.0)
 _POOL_BYTES: Final = 24 << 20
 _AIMS: Final = {"random": 40, "converging": 15, Moment.UNSENT: 15, Moment.UNANSWERED: 15, Moment.ANSWERED: 15}
 _AIM_S: Final = 4.0  # a change that does not come within this is not waited for
-_RETURN_S: Final = 60.0
+_RETURN_S: Final = 300.0  # far more than a busy machine needs
 _MOST_SHOWN: Final = 20
 _CONFIG: Final[dict[str, Any]] = {
     "tick_s": _TIMING.tick_s,
