@@ -21,6 +21,7 @@ from engine.stats import EngineStats
 
 _READY_S: Final = 600.0  # the first start compiles kernels
 _LOOK_S: Final = 0.05
+_PATIENCE_S: Final = 30.0  # with an engine that is loading, or starved by what else the machine does
 
 
 class StandError(Exception):
@@ -60,7 +61,7 @@ class Stand:
         daemon = (*VERBS, "daemon", "--config", str(self.config_path))
         self.daemon = Child("daemon", daemon, folder / "daemon.log")
         self._context = context
-        self._control = ControlClient(self.stack.control, timeout_s=2.0)
+        self._control = ControlClient(self.stack.control, timeout_s=_PATIENCE_S)
 
     def __enter__(self) -> Self:
         try:
