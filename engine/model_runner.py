@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import kernels.ops
-from engine.attention import BatchBuilder, BlockTables, StepInputs
+from engine.attention import BatchBuilder, StepInputs
 from engine.loader import LoadedModel
 from engine.models.fused_decoder import FusedDecoder
 from engine.paged_attention import PagedAttention
 from engine.plan import RecodeBatch, SequenceOutput, StepPlan
 from engine.sampling import Sampler, token_logprobs
 from engine.streaming import Streamer, StreamPlanner
+from engine.table_rows import BlockTables
 from kernels.layout import KVShape
 from kernels.memory import zeroed
 from kernels.plan import DecodePlan
