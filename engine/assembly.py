@@ -214,6 +214,7 @@ def _warm_up(runner: ModelRunner, loaded: LoadedModel, pool_bytes: int, clock: C
     notice.daemon = True
     notice.start()
     try:
+        ops.warm_up(loaded.model.device, loaded.model.dtype)
         loaded.model.warm_up()
         warm_up(runner, loaded.groups, pool_bytes, clock)
     except Exception as error:

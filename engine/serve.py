@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from engine.assembly import Assembly
 
+_SWITCH_INTERVAL_S = 0.0005
+
 
 def serve(options: EngineOptions) -> None:
     """Run an engine until SIGINT or SIGTERM; main thread only.
@@ -66,7 +68,7 @@ def _recorder(options: EngineOptions) -> Iterator[TrafficRecorder | None]:
 
 
 def _share_processors(threads: int | None) -> None:
-    """Set up OpenMP before torch is imported: idle threads sleep instead of spinning.
+    """Set up OpenMP before torch is imported, so that idle threads sleep instead of spinning, and the interpreter.
 
     Spinning threads take the processor from the server's own thread and from other processes, which makes small matrix
     products many times slower on a busy machine. What the environment already says wins.
@@ -75,6 +77,9 @@ def _share_processors(threads: int | None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    # Steps compute without the interpreter's lock. When one needs it back, a server that is busy with clients gives
+    # it up only after this long, by default 5 ms: longer than many a step.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:

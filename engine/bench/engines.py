@@ -81,6 +81,7 @@ def build(
     used: Any = TimedOps(ops, parts) if is_timed else ops
     sizes = [cache.group_arena_bytes(group) for group in range(len(loaded.groups))]
     runner = ModelRunner(loaded, sizes, used, rng=random.Random(0), whole_steps=True)
+    ops.warm_up(loaded.model.device, loaded.model.dtype)
     loaded.model.warm_up()
     warm_up(runner, loaded.groups, pool_bytes, clock)
     scheduler = Scheduler(

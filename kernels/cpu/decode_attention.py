@@ -118,7 +118,7 @@ def attend(
         np.empty((len(rows.positions), shape.num_kv_heads, 0), np.float32) if shares is None else shares.numpy(),
     )
     if threads is None:
-        threads = _worthwhile_threads(rows.pairs * query.shape[1] * query.shape[2])
+        threads = worthwhile_threads(rows.pairs * query.shape[1] * query.shape[2])
     _run(arguments, min(threads, config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
     if result is not out:
         out.copy_(result)
@@ -126,7 +126,8 @@ def attend(
         mass.copy_(shares)
 
 
-def _worthwhile_threads(work: int) -> int:
+def worthwhile_threads(work: int) -> int:
+    """How many threads should share so many products of query and key elements."""
     # The first call takes the parallel form whatever its size, so that warming an engine up compiles both: compiled
     # later, it would stall every running request for as long.
     is_first = not getattr(attend_rows_parallel, "signatures", True)

@@ -1,4 +1,4 @@
-"""Prefill on the CPU: gather a sequence's KV into float32, then torch's fused attention, in chunks of bounded memory.
+"""Prefill on the CPU: gather a sequence's KV into float32, then products of panels, or torch's fused attention.
 
 A few new tokens over a long context cost like decode, and take that path: gathering would touch every byte twice.
 """
@@ -8,13 +8,21 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from numba import set_num_threads
 from torch.nn import functional
 
-from kernels.cpu.decode_attention import PreparedRows, attend
+from kernels.cpu.decode_attention import THREADS_IN_USE, PreparedRows, attend, worthwhile_threads
 from kernels.cpu.gather import gather_heads, stored_positions
-from kernels.layout import KVShape
+from kernels.cpu.prefill_rows import attend_chunk, attend_chunk_parallel
+from kernels.cpu.tiles import elements_of, layout_array
+from kernels.cpu.vector import LANES, WIDE
+from kernels.layout import ENTRY_FIRST, ENTRY_VALID, KVShape
 from kernels.table import TableView
+
+Int32 = npt.NDArray[np.int32]
 
 # Measured: up to this many new tokens the decode kernel is as fast as gathering and torch's.
 _FEW_QUERIES = 8
@@ -65,6 +73,9 @@ class _Source:
     ) -> None:
         """Attention of one sequence's queries [n, heads, head_dim], the first at position ``first``."""
         low = max(0, first - window + 1) if window > 0 else 0
+        if WIDE > LANES:
+            self._attend_panels(query, entries.numpy(), first, low, scale, window, out)
+            return
         key_positions = stored_positions(entries, low)
         kv_heads, head_dim, tokens = self.shape.num_kv_heads, self.shape.head_dim, len(key_positions)
         if tokens == 0:
@@ -79,6 +90,55 @@ class _Source:
             )
             part = slice(heads.start * group, heads.stop * group)
             _attend_dense(query[:, part], key, value, first, key_positions, scale, window, out[:, part])
+
+    def _attend_panels(
+        self, query: torch.Tensor, entries: Int32, first: int, low: int, scale: float, window: int, out: torch.Tensor
+    ) -> None:
+        """The same by panels, which need wide vectors."""
+        spans, tokens = visible_spans(entries, first, query.shape[0], low, window)
+        arguments = (
+            elements_of(query.contiguous(), query.dtype),
+            np.float32(scale),
+            (self.arena.numpy(), elements_of(self.arena, self.native_dtype)),
+            (layout_array(self.shape), self.layer, self.shape.num_kv_heads),
+            entries,
+            low,
+            spans,
+            tokens,
+            elements_of(out, out.dtype),
+        )
+        threads = worthwhile_threads(int((spans[:, 1] - spans[:, 0]).sum()) * query.shape[1] * query.shape[2])
+        if threads > 1 and THREADS_IN_USE.acquire(blocking=False):
+            try:
+                set_num_threads(threads)
+                attend_chunk_parallel(*arguments)
+            finally:
+                THREADS_IN_USE.release()
+        else:
+            attend_chunk(*arguments)
+
+
+def visible_spans(entries: Int32, first: int, number: int, low: int, window: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Of the stored positions >= low, in order: for each of ``number`` queries from position ``first`` on, the index of
+    the first that it sees and one past the last, int64 [number, 2]; and how many there are.
+    """
+    if not len(entries):
+        return np.zeros((number, 2), np.int64), 0
+    queries = np.arange(first, first + number, dtype=np.int64)
+    starts, stops = entries[:, ENTRY_FIRST].astype(np.int64), entries[:, ENTRY_FIRST] + entries[:, ENTRY_VALID]
+    lengths = np.maximum(stops - np.maximum(starts, low), 0)
+    before = np.cumsum(lengths) - lengths
+
+    def up_to(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many stored positions are >= low and <= these."""
+        index = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
+        inside = np.minimum(positions + 1, stops[index]) - np.maximum(starts[index], low)
+        found: npt.NDArray[np.int64] = before[index] + np.clip(inside, 0, lengths[index])
+        return found
+
+    ends = up_to(queries)
+    begins = up_to(queries - window) if window > 0 else np.zeros_like(ends)
+    return np.stack([begins, ends], axis=1), int(lengths.sum())
 
 
 def _attend_dense(

@@ -9,7 +9,7 @@ import numpy as np
 from kernels.cpu.compile import fast, inlined
 from kernels.cpu.lowlevel import exp_nonpositive, load, prefetch
 from kernels.cpu.tiles import BITS_K, BITS_V, K_CODES, K_SCALE, K_ZERO, TILE_TOKENS, V_CODES, V_SCALE, V_ZERO, unpack
-from kernels.cpu.vector import dot_products, weighted_rows
+from kernels.cpu.vector import LANES, WIDE, dot_products, weighted_rows
 from kernels.cpu.vector_softmax import largest_score, weigh_scores
 from kernels.layout import CHUNK_TOKENS, QUANT_TILE_TOKENS
 
@@ -20,8 +20,10 @@ _CACHE_LINE = 64
 def _scores(*, packed: bool) -> Any:
     # For 4, 2 or 1 query heads at a time: keys are converted once for all of them.
     dot_4, dot_2, dot_1 = (
-        dot_products(heads, keys, packed=packed) for heads, keys in ((4, _KEYS // 2), (2, _KEYS), (1, _KEYS))
+        dot_products(heads, keys, WIDE, packed=packed) for heads, keys in ((4, _KEYS // 2), (2, _KEYS), (1, _KEYS))
     )
+    dot_narrow = dot_products(1, _KEYS, LANES, packed=packed)
+    parts = 2 if packed else 1
 
     @fast
     def scores_of(
@@ -34,6 +36,7 @@ def _scores(*, packed: bool) -> Any:
         loads wait.
         """
         last, line = valid - 1, ahead[0]
+        is_wide = head_dim // parts % WIDE == 0
         part = (ahead[1] - ahead[0]) * _KEYS // valid
         for first in range(0, valid, _KEYS):
             stop = min(line + part, ahead[1])
@@ -43,7 +46,10 @@ def _scores(*, packed: bool) -> Any:
             g = 0
             while g < group:
                 q, at = g * head_dim, g * QUANT_TILE_TOKENS + first
-                if group - g >= 4:
+                if not is_wide:
+                    dot_narrow(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
+                    g += 1
+                elif group - g >= 4:
                     dot_4(query, q, head_dim, keys, start, first, last, scores, at, QUANT_TILE_TOKENS)
                     dot_4(query, q, head_dim, keys, start, first + 2, last, scores, at + 2, QUANT_TILE_TOKENS)
                     g += 4
@@ -60,9 +66,9 @@ def _scores(*, packed: bool) -> Any:
 def _add_values(*, packed: bool) -> Any:
     # Sums of 4, 2 or 1 query heads at a time, over so many columns that 8 registers hold them.
     parts = 2 if packed else 1
-    add_4, add_2, add_1 = (weighted_rows(h, v // parts, packed=packed) for h, v in ((4, 2), (2, 4), (1, 4)))
-    add_rest = weighted_rows(1, 1, packed=packed)
-    few, many, rest = 16 // parts, 32 // parts, 8
+    add_4, add_2, add_1 = (weighted_rows(h, v // parts, WIDE, packed=packed) for h, v in ((4, 2), (2, 4), (1, 4)))
+    add_rest = weighted_rows(1, 1, LANES, packed=packed)
+    few, many, rest = 2 * WIDE // parts, 4 * WIDE // parts, LANES
 
     @fast
     def add(weights: Any, values: Any, start: Any, valid: Any, group: Any, head_dim: Any, sums: Any) -> None:

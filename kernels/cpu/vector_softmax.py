@@ -1,5 +1,5 @@
 # ruff: noqa: ARG001 - an intrinsic takes what its code generator gets
-"""The online softmax's step over one tile's scores, 8 lanes at a time: largest score, weights and their sum."""
+"""The online softmax's step over one tile's scores, a register at a time: largest score, weights, their sum."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from numba.core import cgutils
 
 from kernels.cpu.compile import lowlevel
 from kernels.cpu.lowlevel import EXP_TERMS, LN2_HIGH, LN2_LOW, LOG2E, SMALLEST
-from kernels.cpu.vector import FLOATS, LANES, WORD, WORDS, load_lanes, shuffle, splat, store_lanes, variable
+from kernels.cpu.vector import WIDE, WORD, floats, load_lanes, shuffle, splat, store_lanes, variable, words
+
+_FLOATS, _WORDS = floats(WIDE), words(WIDE)
 
 
 def _masked(context: Any, builder: Any, kind: Any, scores: Any, at: Any, span: tuple[Any, Any, Any], off: Any) -> Any:
-    """8 scores from token t on, and ``off`` in place of those outside begin .. end - 1; ``span``: t, begin, end."""
+    """Scores from token t on, and ``off`` in place of those outside begin .. end - 1; ``span``: t, begin, end."""
     t, begin, end = (builder.trunc(value, WORD) for value in span)
 
-    token = builder.add(splat(builder, t), ir.Constant(WORDS, list(range(LANES))))
+    token = builder.add(splat(builder, t, WIDE), ir.Constant(_WORDS, list(range(WIDE))))
     inside = builder.and_(
-        builder.icmp_signed(">=", token, splat(builder, begin)), builder.icmp_signed("<", token, splat(builder, end))
+        builder.icmp_signed(">=", token, splat(builder, begin, WIDE)),
+        builder.icmp_signed("<", token, splat(builder, end, WIDE)),
     )
-    value = load_lanes(context, builder, kind, scores, builder.add(at, span[0]))
-    return inside, builder.select(inside, value, ir.Constant(FLOATS, [off] * LANES))
+    value = load_lanes(context, builder, kind, scores, builder.add(at, span[0]), WIDE)
+    return inside, builder.select(inside, value, ir.Constant(_FLOATS, [off] * WIDE))
 
 
 def _fold(builder: Any, vector: Any, join: Any) -> Any:
-    """The 8 lanes joined, two halves at a time."""
-    for half in (4, 2, 1):
-        vector = join(vector, shuffle(builder, vector, vector, [(lane + half) % LANES for lane in range(LANES)]))
+    """The lanes joined, two halves at a time."""
+    for half in (8, 4, 2, 1) if WIDE > 8 else (4, 2, 1):
+        vector = join(vector, shuffle(builder, vector, vector, [(lane + half) % WIDE for lane in range(WIDE)]))
     return builder.extract_element(vector, ir.Constant(WORD, 0))
 
 
@@ -39,30 +42,30 @@ def _larger(builder: Any, left: Any, right: Any) -> Any:
 
 
 def _exp_nonpositive(builder: Any, x: Any) -> Any:
-    """As :func:`kernels.cpu.lowlevel.exp_nonpositive`, on 8 lanes."""
+    """As :func:`kernels.cpu.lowlevel.exp_nonpositive`, on all lanes."""
     module = builder.module
 
     def all_lanes(value: Any) -> Any:
-        return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
+        return ir.Constant(_FLOATS, [float(np.float32(value))] * WIDE)
 
     def call(name: str, *arguments: Any) -> Any:
-        kind = ir.FunctionType(FLOATS, [FLOATS] * len(arguments))
+        kind = ir.FunctionType(_FLOATS, [_FLOATS] * len(arguments))
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return builder.call(function, arguments)
 
     # A NaN is not smaller than anything, and stays.
     small = all_lanes(SMALLEST)
     x = builder.select(builder.fcmp_ordered("<", x, small), small, x)
-    n = call("llvm.floor.v8f32", call("llvm.fma.v8f32", x, all_lanes(LOG2E), all_lanes(0.5)))
+    n = call(f"llvm.floor.v{WIDE}f32", call(f"llvm.fma.v{WIDE}f32", x, all_lanes(LOG2E), all_lanes(0.5)))
     minus_n = builder.fneg(n)
-    r = call("llvm.fma.v8f32", minus_n, all_lanes(LN2_HIGH), x)
-    r = call("llvm.fma.v8f32", minus_n, all_lanes(LN2_LOW), r)
+    r = call(f"llvm.fma.v{WIDE}f32", minus_n, all_lanes(LN2_HIGH), x)
+    r = call(f"llvm.fma.v{WIDE}f32", minus_n, all_lanes(LN2_LOW), r)
     p = all_lanes(EXP_TERMS[0])
     for term in EXP_TERMS[1:]:
-        p = call("llvm.fma.v8f32", p, r, all_lanes(term))
-    p = builder.fadd(call("llvm.fma.v8f32", p, builder.fmul(r, r), r), all_lanes(1.0))
-    power = builder.add(builder.fptosi(n, WORDS), ir.Constant(WORDS, [127] * LANES))
-    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(WORDS, [23] * LANES)), FLOATS))
+        p = call(f"llvm.fma.v{WIDE}f32", p, r, all_lanes(term))
+    p = builder.fadd(call(f"llvm.fma.v{WIDE}f32", p, builder.fmul(r, r), r), all_lanes(1.0))
+    power = builder.add(builder.fptosi(n, _WORDS), ir.Constant(_WORDS, [127] * WIDE))
+    return builder.fmul(p, builder.bitcast(builder.shl(power, ir.Constant(_WORDS, [23] * WIDE)), _FLOATS))
 
 
 @lowlevel
@@ -70,12 +73,12 @@ def largest_score(
     typing_context: Any,
     scores: Any, at: Any, tokens: Any, begin: Any, end: Any,
 ) -> Any:  # fmt: skip
-    """Largest of ``scores[at + t]`` for t in begin .. end - 1, -inf if there is none; ``tokens``: all, times 8."""
+    """Largest of ``scores[at + t]`` for t in begin .. end - 1, or -inf; ``tokens``: all, a multiple of 16."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, at, tokens, begin, end = arguments
-        best = variable(builder, ir.Constant(FLOATS, [float("-inf")] * LANES))
-        step = ir.Constant(tokens.type, LANES)
+        best = variable(builder, ir.Constant(_FLOATS, [float("-inf")] * WIDE))
+        step = ir.Constant(tokens.type, WIDE)
         with cgutils.for_range_slice(builder, ir.Constant(tokens.type, 0), tokens, step) as (t, _):
             _, value = _masked(context, builder, signature.args[0], scores, at, (t, begin, end), float("-inf"))
             builder.store(_larger(builder, value, builder.load(best)), best)
@@ -93,13 +96,13 @@ def weigh_scores(
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, at, tokens, begin, end, peak = arguments
-        total = variable(builder, ir.Constant(FLOATS, [0.0] * LANES))
-        peaks = splat(builder, peak)
-        step = ir.Constant(tokens.type, LANES)
+        total = variable(builder, ir.Constant(_FLOATS, [0.0] * WIDE))
+        peaks = splat(builder, peak, WIDE)
+        step = ir.Constant(tokens.type, WIDE)
         with cgutils.for_range_slice(builder, ir.Constant(tokens.type, 0), tokens, step) as (t, _):
             inside, value = _masked(context, builder, signature.args[0], scores, at, (t, begin, end), 0.0)
             weight = _exp_nonpositive(builder, builder.fsub(value, peaks))
-            weight = builder.select(inside, weight, ir.Constant(FLOATS, [0.0] * LANES))
+            weight = builder.select(inside, weight, ir.Constant(_FLOATS, [0.0] * WIDE))
             store_lanes(context, builder, signature.args[0], scores, builder.add(at, t), weight)
             builder.store(builder.fadd(builder.load(total), weight), total)
         return _fold(builder, builder.load(total), builder.fadd)
