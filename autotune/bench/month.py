@@ -156,7 +156,7 @@ class _Month:
         if ticks * _TICK_S % 86_400 < _PRUNE_S:
             self._write_config(ticks * _TICK_S // 86_400)
             self._daemon.request_reload()
-        engine.is_away = rng.random() < 0.005
+        engine.is_away = rng.random() < 1 / 200
         if rng.random() < 0.002:
             engine.restart()
         if rng.random() < 0.02:
