@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from autotune.replay.records import Outcome, RequestRecord
 from envs.workload.trace import Trace, TraceRequest
 
 SHORT_PROMPT, LONG_PROMPT = 64, 448
-PROBE_OUTPUT = 24
+PROBE_OUTPUT, LONGEST_OUTPUT = 24, 256
+PROBE_S = 0.3  # for how long a batch decodes, if its outputs are not longer than that
 BATCHES = (1, 4, 16)
 SLOW_GAP_S = 0.15  # a machine this slow is measured with fewer and smaller batches
 
@@ -64,7 +65,8 @@ async def measure(client: Client, server: Server) -> Rates:
     short_s, long_s = (min(_ttft_s(records[0]) for records in runs) for runs in (short, long))
     gap_s = median(gap for runs in (*short, *long) for gap in runs[0].gaps_s)
     batches = BATCHES if gap_s < SLOW_GAP_S else BATCHES[:2]
-    steps = {number: _step_s(await batch(number, SHORT_PROMPT, PROBE_OUTPUT)) for number in batches}
+    output = min(LONGEST_OUTPUT, max(PROBE_OUTPUT, round(PROBE_S / gap_s)))
+    steps = {number: mean_step_s(await batch(number, SHORT_PROMPT, output)) for number in batches}
     step_s, per_sequence_s = fit_step(steps)
     per_token_s = max((long_s - short_s) / (LONG_PROMPT - SHORT_PROMPT), long_s / LONG_PROMPT / 4)
     return Rates(1.0 / per_token_s, step_s, per_sequence_s, long_s, steps[1], LONG_PROMPT)
@@ -78,16 +80,18 @@ def fit_step(steps: dict[int, float]) -> tuple[float, float]:
     return max(float(fixed), 0.1 * floor), max(float(slope), 0.005 * floor)
 
 
-def _step_s(records: Sequence[RequestRecord]) -> float:
-    """Time of a decode step with all records running: the median gap after the last one's first token."""
+def mean_step_s(records: Sequence[RequestRecord]) -> float:
+    """Time of a decode step with all records running, as they get their tokens: the mean gap from the last one's first
+    token to the first one's end. Where the server is behind, tokens come in bursts, whose median gap would be nothing.
+    """
     start = max(record.token_times_s[0] for record in records)
-    gaps = [
-        after - before
-        for record in records
-        for before, after in zip(record.token_times_s, record.token_times_s[1:], strict=False)
-        if before >= start
-    ]
-    return median(gaps) if gaps else median(gap for record in records for gap in record.gaps_s)
+    end = min(record.token_times_s[-1] for record in records)
+    gaps, span_s = 0, 0.0
+    for record in records:
+        times = [time_s for time_s in record.token_times_s if start <= time_s <= end]
+        if len(times) > 1:
+            gaps, span_s = gaps + len(times) - 1, span_s + times[-1] - times[0]
+    return span_s / gaps if gaps else fmean(gap for record in records for gap in record.gaps_s)
 
 
 def _ttft_s(record: RequestRecord) -> float:

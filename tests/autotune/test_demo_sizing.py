@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.demo.probe import fit_step
+from autotune.demo.probe import fit_step, mean_step_s
 from autotune.demo.sizing import (
     LEAST_RESIDENT_TOKENS,
     LEAST_TTFT_S,
@@ -17,6 +19,7 @@ from autotune.demo.sizing import (
     length_scale,
     size,
 )
+from autotune.replay.records import RequestRecord
 
 TINY = Memory(
     native_token_bytes=3072,
@@ -93,3 +96,19 @@ def test_step_times_are_fitted_and_never_negative() -> None:
     fixed, each = fit_step({1: 0.02, 4: 0.019, 16: 0.01})
     assert fixed > 0
     assert each > 0
+
+
+def served(*times_s: float) -> RequestRecord:
+    return RequestRecord(0, 0.0, 64, len(times_s), token_times_s=array("d", times_s))
+
+
+def test_a_step_is_the_mean_gap_while_all_run() -> None:
+    early = served(0.0, 1.0, 2.0, 3.0, 4.0)
+    late = served(1.5, 2.5, 3.5, 4.5)
+    assert mean_step_s([early, late]) == pytest.approx(1.0)
+
+
+def test_tokens_that_come_in_bursts_do_not_make_a_machine_look_fast() -> None:
+    """A server that is behind sends four tokens at once: their median gap is nothing, their mean is what it takes."""
+    behind = served(*(4.0 * (token // 4) for token in range(25)))
+    assert mean_step_s([behind]) == pytest.approx(1.0)
