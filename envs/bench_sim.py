@@ -112,8 +112,16 @@ def week(context: Context) -> dict[str, Any]:
         resident.append(_resident_bytes())
     cpu_s = time.process_time() - begin_s
     grown = resident[-1] - resident[min(len(resident) - 1, 3)]
+    by_day_mb = [round(size / 1e6, 1) for size in resident[23::24]]
     context.log(f"week: {days:g} days, {offered} requests, {cpu_s:.0f} s of a core, memory +{grown / 1e6:.1f} MB")
-    return {"week_days": days, "week_requests": offered, "week_cpu_s": cpu_s, "week_memory_growth_bytes": grown}
+    context.log(f"week: MB resident at the end of each day: {by_day_mb}")
+    return {
+        "week_resident_mb_by_day": by_day_mb,
+        "week_days": days,
+        "week_requests": offered,
+        "week_cpu_s": cpu_s,
+        "week_memory_growth_bytes": grown,
+    }
 
 
 def _resident_bytes() -> int:
