@@ -25,6 +25,7 @@ _KILLS: Final = 200
 _TIMING: Final = Timing(tick_s=0.2, poll_s=0.1, window_s=1.0)
 _POOL_BYTES: Final = 24 << 20
 _AIMS: Final = {"random": 40, "converging": 15, Moment.UNSENT: 15, Moment.UNANSWERED: 15, Moment.ANSWERED: 15}
+_OUTPUTS: Final = (100, 400)  # so that there is something to convert
 _AIM_S: Final = 4.0  # a change that does not come within this is not waited for
 _RETURN_S: Final = 300.0  # far more than a busy machine needs
 _MOST_SHOWN: Final = 20
@@ -75,7 +76,7 @@ class _Killing:
     def run(self, number: int) -> Outcome:
         context, stand = self._context, self._stand
         begin_ns, done = context.clock.now_ns(), 0
-        traffic = Traffic(stand.stack.url, Load(waves), context.clock, context.seed)
+        traffic = Traffic(stand.stack.url, Load(waves, outputs=_OUTPUTS), context.clock, context.seed)
         traffic.start()
         try:
             stand.sleep(3 * _TIMING.window_s)
