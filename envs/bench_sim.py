@@ -132,7 +132,7 @@ def _resident_bytes() -> int:
 def fidelity(context: Context) -> dict[str, Any]:
     """Windows of traces at shares of capacity, native, int8 and int4, two block sizes, and one run with switches."""
     bench = Bench(context)
-    seconds, repeats = (6.0, 2) if context.quick else (8.0, 5)
+    seconds, repeats = (6.0, 2) if context.quick else (12.0, 5)
     shares = (0.5,) if context.quick else (0.5, 0.7, 0.85)
     sources = [("azure2023_conv_train", "chat-steady"), ("azure2023_code_train", "code-bursty")]
     if not context.quick:
@@ -189,7 +189,7 @@ def tau(context: Context) -> dict[str, Any]:
     bench = Bench(context, _TAU_POOL_BYTES)
     base = small(context.trace("servegen_deepseek-r1_GENERATED_1h", "reasoning-bursty", 600.0))
     rate = _TAU_SHARE * capacity_rps(bench.groups, bench.model, base, bench.options({}))
-    trace = at_rate(base, rate, 10.0 if context.quick else 12.0)
+    trace = at_rate(base, rate, 10.0 if context.quick else 20.0)
     live, simulated, spreads = [], [], []
     for values in _STATIC[:4] if context.quick else _STATIC:
         found = bench.case(trace, values, 2 if context.quick else 3)

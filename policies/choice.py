@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from envs.spaces import Observation
-from policies.base import Decision, Policy, PolicyState
+from policies.base import Policy
+from policies.delegating import Delegating
 
 Reason = Literal["unreadable", "mismatch", "profile", "no-profile", "unscored", "over-budget", "no-gain", "second"]
 REASONS: Final[tuple[Reason, ...]] = (
@@ -49,21 +49,12 @@ class Choice:
         }
 
 
-class AutoPolicy:
-    """The policy that was taken, under its own name and with its own state; ``choice`` says how it came to that."""
+class AutoPolicy(Delegating):
+    """The policy that was taken; ``choice`` says how it came to that."""
 
     def __init__(self, policy: Policy, choice: Choice) -> None:
-        self.policy, self.choice = policy, choice
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    def initial_state(self) -> PolicyState:
-        return self.policy.initial_state()
-
-    def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
-        return self.policy.decide(observation, state)
+        super().__init__(policy)
+        self.choice = choice
 
 
 def choice_of(policy: Policy | None) -> Choice | None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from envs.spaces import Observation
-from policies.base import Decision, Policy, PolicyState
+from policies.base import Policy
+from policies.delegating import Delegating
 
 
-class StandIn:
-    """``policy``, under its own name and with its own state; ``why`` the wanted one was refused, in one line."""
+class StandIn(Delegating):
+    """``why``: the wanted policy was refused, in one line."""
 
     def __init__(self, policy: Policy, why: str) -> None:
-        self.policy, self.why = policy, why
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    def initial_state(self) -> PolicyState:
-        return self.policy.initial_state()
-
-    def decide(self, observation: Observation, state: PolicyState) -> tuple[Decision, PolicyState]:
-        return self.policy.decide(observation, state)
+        super().__init__(policy)
+        self.why = why
 
 
 def refusal_of(policy: Policy) -> str:
