@@ -14,6 +14,7 @@ from engine.core import EngineCore
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
 from engine.events import NullSink
+from engine.formats import NATIVE
 from engine.loader import LoadedModel
 from engine.memory_model import pool_capacity
 from engine.model_runner import ModelRunner
@@ -36,6 +37,8 @@ _SHORTEST = 8  # tokens of a prompt in a served load
 _ODD = 3
 REPEATS = 3  # rounds over all scenarios
 _LARGE_TOKENS = 4096
+_DECODED = 64  # tokens that any scenario adds to a sequence, at most
+_PARTS_OF_OLD = 4  # blocks of an old request
 
 
 @dataclass
@@ -147,9 +150,11 @@ class Measurer:
             "max_num_seqs": 256,
         }
         cache = CacheManager(
-            loaded.groups, self._pool_bytes, values, recent_tokens=64, sinks=16, watermark=0.0, clock=clock,
+            loaded.groups, self._bytes_for(scenario), values, recent_tokens=64, sinks=16, watermark=0.0, clock=clock,
             events=NullSink(), counters=counters,
         )  # fmt: skip
+        if scenario.kv_format == NATIVE.name and scenario.then is None:
+            self._age(cache, scenario.block_size)
         scheduler = Scheduler(
             cache, values, max_model_len=loaded.config.max_model_len, max_waiting=256, clock=clock, counters=counters,
             recode_tokens_per_step=max(512, scenario.budget),
@@ -191,6 +196,24 @@ class Measurer:
                 left, number = left - 1, number + 1
             if core.has_work:
                 runner.step(core)
+
+    def _bytes_for(self, scenario: Scenario) -> int:
+        """A pool that holds the scenario with room to spare, and is soon full of what earlier requests left."""
+        wanted = 2 * scenario.batch * (scenario.context + scenario.output + _DECODED) + _LARGE_TOKENS
+        return math.ceil(self._pool_bytes * min(1.0, wanted / self.pool_tokens))
+
+    def _age(self, cache: CacheManager, block_size: int) -> None:
+        """Fill the pool with cached blocks of requests that are gone, as that of every server is after a while: whoever
+        takes a block takes it from them. Quantised pools are left empty: old blocks would be converted first.
+        """
+        prompt_tokens = _PARTS_OF_OLD * block_size
+        left = pool_capacity(cache.groups, cache.layout.total_bytes, NATIVE.name, block_size)
+        for number in range(left // prompt_tokens):
+            request = self._request(number, prompt_tokens, SamplingParams(max_tokens=1))
+            if not cache.allocate(request, prompt_tokens):
+                break
+            cache.commit(request, prompt_tokens)
+            cache.free(request)
 
     def _request(self, number: int, prompt_tokens: int, params: SamplingParams) -> Request:
         vocabulary = self._loaded.config.vocab_size

@@ -13,6 +13,7 @@ from engine.models.random_model import write_random_model
 from engine.plan import StepPlan
 from engine.profiling.measure import Measurer
 from engine.profiling.scenarios import Scenario, scenarios
+from engine.scheduler import Scheduler
 from engine.step_counts import RECODE_NAMES, STEP_INDEX, STEP_NAMES, StepCounter
 
 CONFIG = {
@@ -86,3 +87,19 @@ def test_a_pool_that_is_too_small_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(ValueError, match="too small"):
         Measurer(loaded, 100)
     assert isinstance(loaded.folder, Path)
+
+
+def test_loads_run_over_a_pool_that_earlier_requests_left_full(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached: list[float] = []
+    schedule = Scheduler.schedule
+
+    def at_first(scheduler: Scheduler) -> StepPlan | None:
+        usage = scheduler.cache.usage()
+        cached.append(usage.cached_bytes / usage.pool_bytes)
+        return schedule(scheduler)
+
+    monkeypatch.setattr(Scheduler, "schedule", at_first)
+    Measurer(loaded, 4 << 20).run([Scenario(4, 100)])
+    assert cached[0] > 0.8
