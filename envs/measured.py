@@ -41,7 +41,9 @@ class Fitted:
 
 def fit(samples: Samples) -> Fitted:
     """The latency model of measured steps and conversions, neither of them none."""
-    steps = latency_fit.fit_steps(np.array(samples.step_counts), np.array(samples.step_s))
+    steps = latency_fit.fit_steps(
+        np.array(samples.step_counts), np.array(samples.step_s), np.array(samples.step_repeats)
+    )
     recodes = latency_fit.fit_recodes(np.array(samples.recode_counts), np.array(samples.recode_s))
     prices = terms({**steps.seconds, **_all_pairs(recodes.seconds)}, estimated=_unseen(samples.recode_counts))
     model = LatencyModel({name: price.seconds for name, price in prices.items()}, steps.knee_tokens)

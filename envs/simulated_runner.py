@@ -112,7 +112,7 @@ class SimulatedRunner:
         self._step_fs = prices[STEP_INDEX["step"]]
         self._sequence_fs = prices[STEP_INDEX["decode_sequence"]] + prices[STEP_INDEX["sample"]]
         self._beyond_fs = prices[STEP_INDEX["token_beyond_knee"]]
-        self._regrouped_fs = prices[STEP_INDEX["regrouped"]]
+        self._regrouped_fs, self._after_chunk_fs = prices[STEP_INDEX["regrouped"]], prices[STEP_INDEX["after_chunk"]]
         self._layer_shares = [layers / sum(self._counter.layers) for layers in self._counter.layers]
 
     @property
@@ -257,7 +257,8 @@ class SimulatedRunner:
         if not run.is_new:
             return 0
         run.is_new = False
-        return self._regrouped_fs * self._counter.regroup(list(run.requests))
+        regrouped, after_chunk = self._counter.decoded_next(list(run.requests))
+        return self._regrouped_fs * regrouped + self._after_chunk_fs * after_chunk
 
     def step(self) -> int:
         run, ledger = self._run, self._ledger

@@ -30,7 +30,7 @@ from engine.tunables import default_values
 from engine.warmup import warm_up
 from kernels import ops
 
-_KIND = tuple(STEP_INDEX[name] for name in ("prefill_token", "decode_sequence", "regrouped"))
+_KIND = tuple(STEP_INDEX[name] for name in ("prefill_token", "decode_sequence", "regrouped", "after_chunk"))
 _DECODE_STEPS = 9
 _SWITCH_STEPS = 4
 _SHORTEST = 8  # tokens of a prompt in a served load
@@ -43,10 +43,13 @@ _PARTS_OF_OLD = 4  # blocks of an old request
 
 @dataclass
 class Samples:
-    """Counts (in the order of :mod:`engine.step_counts`) and seconds, one row per measured step or conversion."""
+    """Counts (in the order of :mod:`engine.step_counts`) and mean seconds, one row per kind of step or conversion;
+    ``step_repeats``: how many steps each row is the mean of.
+    """
 
     step_counts: list[list[int]] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
+    step_repeats: list[int] = field(default_factory=list)
     recode_counts: list[list[int]] = field(default_factory=list)
     recode_s: list[float] = field(default_factory=list)
 
@@ -238,6 +241,7 @@ def pooled(rounds: Sequence[Round]) -> Samples:
         for row in _decodes_together(list(zip(*repeats, strict=False))):
             samples.step_counts.append(row[len(row) // 2].counts)
             samples.step_s.append(_mean_s([step.step_ns for step in row]))
+            samples.step_repeats.append(len(row))
         for same in zip(*repeats, strict=False):
             if same[0].recode_counts is not None:
                 samples.recode_counts.append(same[0].recode_counts)

@@ -53,7 +53,14 @@ _BUDGETS = (64, 128, 256, 1024, 2048)
 
 # (prompts, tokens of each, steps between them, tokens of output): on average. The last: long prompts and short answers,
 # as from an editor, so that steps with several chunks also end requests.
-_ARRIVALS = ((40, 24, 3, 16), (40, 80, 2, 24), (32, 200, 5, 24), (12, 400, 8, 20), (32, 250, 1, 2))
+_ARRIVALS = (
+    (40, 24, 3, 16),
+    (40, 80, 2, 24),
+    (32, 200, 5, 24),
+    (12, 400, 8, 20),
+    (8, 600, 4, 40),
+    (32, 250, 1, 2),
+)
 _QUICK_ARRIVALS = _ARRIVALS[1:3]
 
 # Format and block size, and what changes: every conversion that the loads above do not bring.

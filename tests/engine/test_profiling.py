@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.attention import BatchBuilder
+from engine.formats import FORMATS
 from engine.loader import LoadedModel, load_model
 from engine.models.random_model import write_random_model
 from engine.plan import StepPlan
@@ -103,3 +104,27 @@ def test_loads_run_over_a_pool_that_earlier_requests_left_full(
     monkeypatch.setattr(Scheduler, "schedule", at_first)
     Measurer(loaded, 4 << 20).run([Scenario(4, 100)])
     assert cached[0] > 0.8
+
+
+def test_a_step_knows_what_came_before_it(loaded: LoadedModel) -> None:
+    """Cold caches beside and after a chunk, new tables when others decode, and neither when all goes on as it did."""
+    served = Scenario(12, 40, every=3, output=12)
+    steps = Measurer(loaded, 4 << 20).play([served])[served]
+    rows = [dict(zip(STEP_NAMES, step.counts, strict=True)) for step in steps]
+    decoded = sum(STEP_NAMES[index].startswith("decode_kv_") for index in range(len(STEP_NAMES))) - 1
+    assert decoded == len(FORMATS)
+    seen = set()
+    for before, row in pairwise(rows):
+        kv = sum(row[f"decode_kv_{kind.name}"] for kind in FORMATS)
+        if row["chunk_step"]:
+            assert (row["regrouped"], row["after_chunk"], row["decode_kv_cold"]) == (0, 0, kv)
+            seen.add("cold" if kv else "alone")
+            continue
+        assert row["decode_kv_cold"] == 0
+        assert row["after_chunk"] == before["chunk_step"]
+        if before["chunk_step"]:
+            assert row["regrouped"] == 0
+        elif row["decode_sequence"] != before["decode_sequence"]:
+            assert row["regrouped"] == 1
+        seen.add("changed" if row["regrouped"] else "after" if row["after_chunk"] else "same")
+    assert seen >= {"cold", "changed", "after", "same"}

@@ -139,3 +139,13 @@ def test_times_that_scatter_are_fitted_at_their_mean() -> None:
     found = fit_steps(counts, exact * scatter / scatter.mean())
     predicted = LatencyModel(found.seconds, found.knee_tokens).steps_ns(counts) / 1e9
     assert predicted.sum() == pytest.approx(exact.sum(), rel=0.01)
+
+
+def test_a_mean_of_many_steps_counts_as_often() -> None:
+    """Of two kinds of step with one count, each measured once or a hundred times, the fit lies at the latter."""
+    counts = np.zeros((2, len(STEP_NAMES)), np.int64)
+    counts[:, STEP_INDEX["step"]] = 1
+    times = np.array([1e-3, 2e-3])
+    seconds = [fit_steps(counts, times, np.array(repeats)).seconds["step"] for repeats in ((100, 1), (1, 100))]
+    assert 1e-3 < seconds[0] < 1.05e-3
+    assert 1.95e-3 < seconds[1] < 2e-3

@@ -157,7 +157,7 @@ def test_a_pool_with_room_for_no_conversion_is_refused(tmp_path: Path, monkeypat
     }  # fmt: skip
     loaded = load_model(write_random_model(tmp_path / "model", raw, seed=1))
     monkeypatch.setattr(Measurer, "warm_up", lambda _measurer: None)
-    monkeypatch.setattr(Measurer, "run", lambda *_: Samples([[1] * len(STEP_NAMES)], [1.0]))
+    monkeypatch.setattr(Measurer, "run", lambda *_: Samples([[1] * len(STEP_NAMES)], [1.0], [1]))
     with pytest.raises(EngineError, match="too small to convert anything; give more with --kv-pool-bytes"):
         measure_profile(loaded, pool_bytes=1 << 20, created="", versions={})
 
