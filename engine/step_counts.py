@@ -45,7 +45,11 @@ STEP_TERMS: Final[tuple[Term, ...]] = (
     Term("sample", "sequence", "sequences that sample a token"),
     Term("chunk_step", "step", "steps with a prompt chunk: a second kind of attention, products of many rows"),
     Term("regrouped", "step", "decode steps over other sequences than the step before, or after chunks: new tables"),
-    Term("after_chunk", "token", "tokens of the chunks in the step before, up to 512: how cold a decode step's caches are"),
+    Term(
+        "after_chunk",
+        "token",
+        "tokens of the last step's chunks, up to 512: how cold a decode step's caches are",
+    ),
     Term(
         "decode_kv_cold",
         "token-layer",

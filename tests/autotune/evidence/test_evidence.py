@@ -35,7 +35,8 @@ def documents() -> dict[str, dict[str, Any]]:
             "window_passkey_ratio": 0.31, "heavy_hitter_passkey_ratio": 1.0,
         },
         "tier": {
-            "offload_tbt_p50_ratio": 1.02, "offload_ttft_p95_ratio": 1.0, "offload_gain": {"1": 0.99, "8": 1.6, "32": 1.5},
+            "offload_tbt_p50_ratio": 1.02, "offload_ttft_p95_ratio": 1.0,
+            "offload_gain": {"1": 0.99, "8": 1.6, "32": 1.5},
             "tier_share_of_ceiling": 0.85, "tier_ttft_p90_ms": 140.0,
         },
         "kernels": {"decode_ratio_vs_sdpa": {"2048": 2.7}, "decode_ratio_vs_folded": {"2048": 2.1}},
