@@ -140,11 +140,16 @@ def _tiers(documents: Documents) -> Finding:
 def _cost(documents: Documents) -> Finding:
     cut = figure(documents, COST, "cost_reduction_pct", "value")
     low, high = (figure(documents, COST, "cost_reduction_pct", end) for end in ("low", "high"))
-    ratio = figure(documents, COST, "goodput_ratio_pressure", "value")
+    try:
+        ratio = (
+            f"{figure(documents, COST, 'goodput_ratio_pressure', 'value'):.2f} times the goodput where memory is short"
+        )
+    except MissingFigureError:
+        ratio = "no workload was short of memory"
     return Finding(
         better(cut, 60.0),
-        f"{cut:.0f} % [{low:.0f}, {high:.0f}] less per token at equal attainment, {ratio:.2f} times the goodput where "
-        "memory is short (simulated, three held-out workloads, an *estimated* L4)",
+        f"{cut:.0f} % [{low:.0f}, {high:.0f}] less per token at equal attainment; {ratio} (simulated, three held-out "
+        "workloads, an *estimated* L4)",
         "With a quality budget of 0.5 %. Without pressure on memory there is nothing to gain.",
     )
 
