@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import lt
 from typing import Final
 
+from autotune.adapters.reading import PartialStats
 from engine.clock import Clock
 from engine.stats import Counters, EngineStats, Gauges, Histogram
 from envs.window import History, StatsWindow, amount
@@ -142,23 +143,33 @@ _GAUGES: Final = tuple((item.name, "None" in str(item.type), "bool" in str(item.
 
 
 def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
-    """Why a reading cannot be true, or None: not a number, negative, or lower than a counter was ``before``."""
+    """Why a reading cannot be true, or None: not a number, negative, or lower than a counter was ``before``.
+
+    What an engine of another make does not tell is None in its readings; in ours a figure that is missing is wrong.
+    """
+    is_partial = isinstance(reading, PartialStats)
     for name in _COUNTERS:
         value = getattr(reading.counters, name)
+        if value is None and is_partial:
+            continue
         if amount(value) is None:
             return f"counter {name} is {value!r}"
-        if before is not None and value < getattr(before.counters, name) and name != "feedback_sum":
-            return f"counter {name} fell from {getattr(before.counters, name)} to {value}"
+        earlier = None if before is None else getattr(before.counters, name)
+        if earlier is not None and value < earlier and name != "feedback_sum":
+            return f"counter {name} fell from {earlier} to {value}"
     for name, may_be_none, is_flag in _GAUGES:
         value = getattr(reading.gauges, name)
-        if value is None and not may_be_none:
+        if value is None and not (may_be_none or is_partial):
             return f"gauge {name} is null"
         if value is None or isinstance(value, list | dict):
             continue
         if not isinstance(value, bool) if is_flag else amount(value) is None:
             return f"gauge {name} is {value!r}"
     for name in _HISTOGRAMS:
-        problem = _implausible_histogram(getattr(reading, name), None if before is None else getattr(before, name))
+        now = getattr(reading, name)
+        if now is None and is_partial:
+            continue
+        problem = _implausible_histogram(now, None if before is None else getattr(before, name))
         if problem is not None:
             return f"histogram {name} {problem}"
     return None

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from autotune.adapters.desk import KEY as RESTART_KEY
+from autotune.adapters.wire import rules_of
 from autotune.admin import AdminServer, admin_app
 from autotune.admin_actions import action_routes
 from autotune.admin_token import own_token, token_beside
@@ -112,8 +114,10 @@ class Daemon:
             parts.journal.close()
 
     def restore(self) -> None:
-        """Take up what the run before has left: states, and the mode that was ordered."""
+        """Take up what the run before has left: states, a restart that was under way, and the mode that was ordered."""
         self.loop.restore()
+        if self._parts.restarts is not None:
+            self._parts.restarts.restore(self._parts.journal.recall(RESTART_KEY))
         ordered = self._parts.journal.recall(_ORDERED_MODE)
         if ordered in MODES:
             self.order_mode(ordered)
@@ -199,6 +203,8 @@ class Daemon:
         policy = parts.minds.policy if same_policy else policy_of(new, rules, parts.clock)
         minds = Minds(policy, guard_of(new), watch_of(new))
         self.loop.configure(settings, env=env, minds=minds)
+        if parts.restarts is not None:
+            parts.restarts.rules = rules_of(new)
         if not same_files and old.policy == new.policy:
             plan.applied.append("policy (the content of its files)")
         self._config, self._rules, self._files = new, rules, files

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
+from autotune.adapters.desk import KEY as RESTART_KEY
 from autotune.collector import Health
 from autotune.deliberation import Minds, States, Thought, made, think
 from autotune.journal_file import Tick
@@ -144,6 +145,7 @@ class Loop:
         try:
             self._problem = ""
             acted, body = self._control(tick)
+            acted = self._restarts(tick, body) or acted
         except Exception as error:  # noqa: BLE001  # one tick must never end the loop
             parts.metrics.tick_errors.inc()
             _LOG.exception("tick %d failed", tick)
@@ -232,6 +234,21 @@ class Loop:
             "written": None if result is None else [result.status, result.why, result.revision],
             "decision": None if told is None else told.to_json(),
         }
+
+    def _restarts(self, tick: int, body: dict[str, Any]) -> bool:
+        """Beside an engine that takes its settings at its start: weigh a restart, or see one through."""
+        desk, collector = self.parts.restarts, self.parts.collector
+        if desk is None:
+            return False
+        reading = collector.latest if collector.health is Health.OK else None
+        told = desk.tick(tick, reading, lambda: collector.window(self.settings.window_s), mode=self.settings.mode)
+        body["restart"] = told.body
+        if told.records:
+            body["restarts"] = [record.to_json() for record in told.records]
+        if told.keep is not None:
+            self.parts.journal.remember(RESTART_KEY, told.keep)
+        self.reporter.restart(told.records, told.effect)
+        return bool(told.records)
 
     def _notice_instance(self, instance: str | None) -> None:
         memory = self._memory

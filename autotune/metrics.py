@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector as RegistryCollector
 from autotune.collector import CollectorCounters, Health
 from autotune.journal import JournalCounters
 from engine.stats import HISTOGRAM_BUCKETS, EngineStats, Histogram
-from engine.tunables import TUNABLES
+from engine.tunables import TUNABLES, Tunable
 from envs.window import StatsWindow, ratio
 from policies.choice import Choice
 from policies.judgement import Outcome
@@ -27,6 +27,7 @@ from policies.judgement import Outcome
 MODES: Final = ("active", "advise", "off")
 WRITERS: Final = ("autotune", "operator", "startup", "other")
 _MAX_SCENARIOS: Final = 64
+_MOST_VALUES: Final = 32  # of a knob with more, all are "other"
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 # Exact bounds of the engine's own logarithmic buckets: every fourth one, from 0.5 ms to about 1,200 s.
 _BUCKET_STEPS: Final = range(17, HISTOGRAM_BUCKETS - 1, 4)
@@ -58,8 +59,10 @@ class Snapshot:
 class DaemonMetrics:
     """Registers everything in ``registry``; the loop counts through the methods and sets :attr:`snapshot`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, others: Mapping[str, Tunable] | None = None) -> None:
+        """``others``: the knobs of an engine of another make."""
         self.snapshot = Snapshot()
+        self._tunables = {**TUNABLES, **(others or {})}
         self._scenarios: set[str] = set()
         self.decisions = Counter(
             "autotune_decisions",
@@ -87,8 +90,9 @@ class DaemonMetrics:
 
     def count_decision(self, knob: str, to: object, scenario: str, writer: str, verdict: str) -> None:
         """Count one proposal; labels outside the declared ones become "other"."""
-        tunable = TUNABLES.get(knob)
-        value = str(to) if tunable is not None and to in tunable.values else "other"
+        tunable = self._tunables.get(knob)
+        is_declared = tunable is not None and to in tunable.values and len(tunable.values) <= _MOST_VALUES
+        value = str(to) if is_declared else "other"
         if scenario not in self._scenarios and len(self._scenarios) >= _MAX_SCENARIOS:
             scenario = "other"
         self._scenarios.add(scenario)
@@ -183,13 +187,13 @@ def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
         ("used", gauges.kv_used_bytes),
         ("cached", gauges.kv_cached_bytes),
     ):
-        pool.add_metric([part], value)
+        pool.add_metric([part], _known(value))
     yield pool
     labels = ["kv_format", "block_size"]
     stored = GaugeMetricFamily("autotune_kv_resident_bytes", "KV bytes by format and block size.", labels=labels)
     tokens = GaugeMetricFamily("autotune_kv_resident_tokens", "KV tokens by format and block size.", labels=labels)
     sums: dict[tuple[str, str], list[int]] = {}
-    for row in gauges.resident:  # summed, since undeclared classes share the label "other"
+    for row in gauges.resident or ():  # summed, since undeclared classes share the label "other"
         total = sums.setdefault(
             (_declared("kv_format", row.kv_format), _declared("block_size", row.block_size)), [0, 0]
         )
@@ -242,8 +246,10 @@ def _performance(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
         yield quantiles
     yield _gauge("autotune_num_requests_running", "Sequences running.", gauges.running)
     yield _gauge("autotune_num_requests_waiting", "Requests waiting.", gauges.waiting)
-    yield _gauge("autotune_concurrent_sessions", "Running and waiting together.", gauges.running + gauges.waiting)
-    yield _gauge("autotune_load", "max(KV usage, concurrency), clipped to 1.", reading.load)
+    together = _known(gauges.running) + _known(gauges.waiting)
+    yield _gauge("autotune_concurrent_sessions", "Running and waiting together.", together)
+    load = reading.load if gauges.kv_usage is not None and reading.max_num_seqs is not None else None
+    yield _gauge("autotune_load", "max(KV usage, concurrency), clipped to 1.", load)
     yield _counter("autotune_prefill_tokens", "Prompt tokens computed.", counters.prefill_tokens_computed)
     yield _counter("autotune_decode_tokens", "Tokens decoded.", counters.decode_tokens_computed)
     rates = GaugeMetricFamily("autotune_tokens_per_second", "Over the window.", labels=["phase"])
@@ -253,7 +259,9 @@ def _performance(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
     times = CounterMetricFamily("autotune_phase_time_seconds", "Time spent, by phase.", labels=["phase"])
     shares = GaugeMetricFamily("autotune_phase_time_ratio", "Share of the window's time, by phase.", labels=["phase"])
     for phase in ("step", "prefill", "decode", "recode", "recompute"):
-        times.add_metric([phase], getattr(counters, f"{phase}_time_ns") / 1e9)
+        spent_ns = getattr(counters, f"{phase}_time_ns")
+        if spent_ns is not None:
+            times.add_metric([phase], spent_ns / 1e9)
         shares.add_metric([phase], _known(window.rate(f"{phase}_time_ns", 1e-9)))
     yield times
     yield shares
@@ -271,7 +279,9 @@ def _business(reading: EngineStats, snapshot: Snapshot) -> Iterator[Metric]:
     counters, window = reading.counters, snapshot.window
     requests = CounterMetricFamily("autotune_requests", "Requests by what became of them.", labels=["outcome"])
     for outcome in ("offered", "admitted", "completed", "rejected", "aborted", "failed"):
-        requests.add_metric([outcome], getattr(counters, f"requests_{outcome}"))
+        number = getattr(counters, f"requests_{outcome}")
+        if number is not None:
+            requests.add_metric([outcome], number)
     yield requests
     yield _gauge(
         "autotune_request_success_ratio", "Completed of completed, failed and rejected.", _known(success_ratio(window))
@@ -304,8 +314,10 @@ def apdex(window: StatsWindow, histogram: str, target_s: float) -> float | None:
     return None if satisfied is None or tolerated is None else (satisfied + tolerated) / 2
 
 
-def _histogram(name: str, text: str, values: Histogram) -> HistogramMetricFamily:
+def _histogram(name: str, text: str, values: Histogram | None) -> HistogramMetricFamily:
     family = HistogramMetricFamily(name, text)
+    if values is None:
+        return family
     buckets, seen, start = [], 0, 0
     for index in _BUCKET_STEPS:
         seen += sum(values.counts[start : index + 1])
@@ -325,11 +337,12 @@ def _states(
     return family
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=_known(value))
 
 
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+def _counter(name: str, text: str, value: float | None) -> CounterMetricFamily:
+    """Absent where unknown: a counter that is no number would spoil every rate."""
     return CounterMetricFamily(name, text, value=value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.actuator import Actuator
+from autotune.adapters.desk import RestartDesk
 from autotune.collector import Collector
 from autotune.decisions import DecisionLog
 from autotune.deliberation import Minds
@@ -31,7 +32,9 @@ class Settings:
 
 @dataclass
 class Parts:
-    """What the loop drives. ``env`` and ``minds`` may be replaced between two ticks."""
+    """What the loop drives. ``env`` and ``minds`` may be replaced between two ticks. ``restarts``: beside an engine
+    that takes its settings at its start only.
+    """
 
     clock: Clock
     waiter: Waiter
@@ -42,3 +45,4 @@ class Parts:
     journal: Journal
     decisions: DecisionLog
     metrics: DaemonMetrics
+    restarts: RestartDesk | None = None

@@ -111,6 +111,17 @@ class Reporter:
         self._show(record)
         return record
 
+    def restart(self, records: Sequence[DecisionRecord], effect: tuple[int, dict[str, Any]] | None) -> None:
+        """Tell of a restart: what is advised or begun, and, of an earlier tick's, what became of it."""
+        for record in records:
+            self._parts.metrics.count_decision(record.knob, record.new, record.scenario, record.writer, record.verdict)
+            self._show(record)
+            if record.verdict == "applied":
+                self._last_written_ns = self._parts.clock.now_ns()
+        if effect is not None:
+            self._parts.journal.set_effect(*effect)
+            self._parts.decisions.set_effect(*effect)
+
     def other_writers(self, tick: int) -> list[DecisionRecord]:
         """Tell once about every write by somebody else. The first look only learns what is there."""
         view = self._parts.actuator.view
@@ -194,6 +205,7 @@ class Reporter:
             "tunables": {} if latest is None else dict(latest.effective),
             "overrides": {knob: f"{self._who(writer)}: {writer.reason}" for knob, writer in overrides.items()},
             "barred": dict(barred),
+            "restart": None if parts.restarts is None else parts.restarts.status(),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
             "quality": {**quality, "exempt": sorted(overrides.keys() & QUALITY_KNOBS)},

@@ -9,42 +9,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic.config import JsonDict
+from pydantic import Field, field_validator, model_validator
 
+from autotune.schema_base import RESTART, KeyedError, Section
+from autotune.schema_engine import EngineSection, RestartSection
 from engine.tunables import TUNABLES, Tunable, TunableValue
 from policies.usual_budget import USUAL_BUDGET
 
+__all__ = ["RESTART", "Config", "KeyedError", "Mode", "PolicySection", "Section"]
+
 Mode = Literal["active", "advise", "off"]
 _T = TypeVar("_T")
-RESTART: JsonDict = {"reload": "restart"}
-"""Marks a key that a reload cannot change."""
-
-
-class KeyedError(ValueError):
-    """Faults by key below the place that is being checked."""
-
-    def __init__(self, problems: Mapping[str, str]) -> None:
-        super().__init__("; ".join(problems.values()))
-        self.problems = problems
-
-
-class Section(BaseModel):
-    # validate_default: a default is held to the same bounds, so a bad one cannot hide behind never being written.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
-
-
-class EngineSection(Section):
-    """The engine that the daemon tunes."""
-
-    control: Path | None = Field(
-        default=None, description="Control socket; the engine's default one if absent.", json_schema_extra=RESTART
-    )
-    poll_s: float = Field(default=0.5, ge=0.02, le=60, description="Seconds between two readings of the engine.")
-    timeout_s: float = Field(
-        default=2, gt=0, le=60, description="Patience for one call to the engine.", json_schema_extra=RESTART
-    )
-    stale_after_s: float = Field(default=5, gt=0, le=600, description="A reading older than this decides nothing.")
 
 
 class TargetsSection(Section):
@@ -235,6 +210,7 @@ class Config(Section):
     targets: TargetsSection = TargetsSection()
     policy: PolicySection = PolicySection()
     guard: GuardSection = GuardSection()
+    restart: RestartSection = RestartSection()
     journal: JournalSection = JournalSection()
     admin: AdminSection = AdminSection()
     housekeeping: HousekeepingSection = HousekeepingSection()
@@ -248,6 +224,8 @@ class Config(Section):
             problems["long_window_s"] = f"{self.long_window_s:g} s is shorter than window_s, {self.window_s:g} s"
         if self.engine.stale_after_s < self.engine.poll_s:
             problems["engine.stale_after_s"] = "every reading would be stale before the next poll"
+        if self.restart.allowed and self.engine.kind == "autotune":
+            problems["restart.allowed"] = "our own engine changes while it runs and is never restarted"
         if problems:
             raise KeyedError(problems)
         return self

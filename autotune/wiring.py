@@ -9,7 +9,9 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from autotune.actuator import Actuator
+from autotune.actuator import Actuator, Control
+from autotune.adapters.control import WatchedEngine
+from autotune.adapters.wire import desk_of
 from autotune.collector import Collector
 from autotune.config import Config, ConfigError
 from autotune.decisions import DecisionLog
@@ -21,7 +23,6 @@ from autotune.parts import Parts, Settings
 from autotune.schema import PolicySection
 from autotune.ticker import Waiter
 from engine.clock import Clock
-from engine.control_client import ControlClient
 from engine.paths import default_control_socket
 from engine.tunables import CostClass
 from envs.live import LiveEngine
@@ -41,6 +42,7 @@ from policies.rollback import EffectWatch, WatchConfig
 from policies.rules import RuleError, RuleSet, load_rules
 from policies.stand_in import StandIn
 from policies.threshold import ThresholdPolicy
+from policies.watch_only import WatchOnly
 
 
 def check_rules(config: Config) -> RuleSet:
@@ -58,6 +60,8 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None, *, or_
     that cannot be used the rules decide (:class:`policies.stand_in.StandIn`); for starts, which must not fail by it.
     """
     section = config.policy
+    if config.engine.kind != "autotune":
+        return WatchOnly()
     by_rules = ThresholdPolicy(rules)
     if section.use == "auto":
         return _auto(section, by_rules, clock)
@@ -218,7 +222,7 @@ def build_parts(
     config: Config,
     rules: RuleSet,
     *,
-    control: ControlClient,
+    control: Control,
     clock: Clock,
     waiter: Waiter,
     registry: CollectorRegistry,
@@ -227,6 +231,7 @@ def build_parts(
     """Everything that the loop needs. Raises JournalError when the journal is somebody else's or in a bad place, and
     ConfigError for a profile that cannot be used. In place of a learned policy that cannot be, the rules decide.
     """
+    watched = control if isinstance(control, WatchedEngine) else None
     latest: Callable[[], Any] = lambda: collector.fresh  # noqa: E731  # the two refer to each other
     actuator = Actuator(control, mode=config.mode, latest=latest, now_ns=clock.now_ns)
     collector = Collector(actuator.poll, clock, long_s=config.long_window_s, stale_after_s=config.engine.stale_after_s)
@@ -239,5 +244,6 @@ def build_parts(
         minds=minds_of(config, rules, clock, or_rules=True),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),
-        metrics=DaemonMetrics(registry),
+        metrics=DaemonMetrics(registry, {} if watched is None else watched.adapter.tunables),
+        restarts=None if watched is None else desk_of(config, watched.adapter, clock),
     )

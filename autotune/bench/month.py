@@ -76,7 +76,7 @@ class _Month:
         rules, self._registry = check_rules(config), CollectorRegistry()
         environment = {"STATE_DIRECTORY": str(folder)}
         self._parts = build_parts(
-            config, rules, control=self._engine,  # type: ignore[arg-type]  # all that the actuator uses of a client
+            config, rules, control=self._engine,
             clock=self._clock, waiter=_NoWaiter(), registry=self._registry, environment=environment,
         )  # fmt: skip
         around = Surroundings(self._clock, self._registry, environment, pid=1, boot="month")

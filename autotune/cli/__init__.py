@@ -26,6 +26,7 @@ _VERBS: Final = (
     "undo",
     "orders",
     "replay_decisions",
+    "advise",
     "score_advice",
     "check_config",
     "replay",

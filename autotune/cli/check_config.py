@@ -34,7 +34,18 @@ def check_config(
         raise CliError("\n".join(_with_what_it_names(file, error.problems))) from error
     typer.echo(f"{file}: ok (mode {config.mode}, policy {policy.name})")
     typer.echo(f"quality: {what_holds(guard)}")
+    if config.engine.kind != "autotune":
+        typer.echo(f"restart: {_permission(config)}")
     tell_choice(policy)
+
+
+def _permission(config: Config) -> str:
+    if not config.restart.allowed:
+        return f"not permitted; {config.engine.kind} at {config.engine.url} is watched, and advice given"
+    commands = "; ".join(" ".join(command) for command in config.restart.commands)
+    return (
+        f"PERMITTED, at most every {config.restart.min_interval_s:g} s, writing {config.restart.file}, by: {commands}"
+    )
 
 
 def _with_what_it_names(file: Path, problems: list[str]) -> list[str]:

@@ -44,6 +44,7 @@ def daemon(
 def _build(config_path: Path | None, control: Path | None) -> Daemon:
     from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: PLC0415
 
+    from autotune.adapters.wire import watched_engine  # noqa: PLC0415
     from autotune.admin import AdminError  # noqa: PLC0415
     from autotune.admin_token import TokenError  # noqa: PLC0415
     from autotune.config import Config, ConfigError, load_config  # noqa: PLC0415
@@ -60,10 +61,11 @@ def _build(config_path: Path | None, control: Path | None) -> Daemon:
         rules = check_rules(config)
         clock, registry = RealClock(), CollectorRegistry()
         socket = control_socket(config, control, os.environ)
+        watched = watched_engine(config, clock)
         parts = build_parts(
             config,
             rules,
-            control=ControlClient(socket, timeout_s=config.engine.timeout_s),
+            control=watched or ControlClient(socket, timeout_s=config.engine.timeout_s),
             clock=clock,
             waiter=PipeWaiter(clock),
             registry=registry,

@@ -81,7 +81,12 @@ def _read(path: Path, limit: int, after_id: int) -> list[Tick]:
 
 def _rows(tick: Tick) -> list[dict[str, Any]]:
     own = tick.body.get("decision")
-    return [*tick.body.get("overrides_begun", []), *([own] if own else []), *tick.body.get("at_exit", [])]
+    return [
+        *tick.body.get("overrides_begun", []),
+        *([own] if own else []),
+        *tick.body.get("at_exit", []),
+        *tick.body.get("restarts", []),
+    ]
 
 
 def _took_effect(tick: Tick) -> bool:
@@ -107,6 +112,8 @@ def _effect_line(tick: int, effect: Any) -> str:
             parts.append(f"{label} {_figure(before)} -> {_figure(after)} {unit}".rstrip())
     others = effect.get("together_with") or []
     also = f" (together with {', '.join(map(str, others))})" if others else ""
+    if effect.get("without_service_s") is not None:
+        parts.append(f"{effect['without_service_s']:.1f} s without service")
     outcome = f"; {effect['outcome']}" if "outcome" in effect else ""
     return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}{outcome}", 1000)
 

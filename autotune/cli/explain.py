@@ -70,7 +70,7 @@ def _lines(tick: Tick) -> Iterator[str]:
     if "verdict" in body:
         yield "guard: " + ": ".join(body["verdict"])
     yield from _done(tick)
-    for row in [*body.get("overrides_begun", []), *body.get("at_exit", [])]:
+    for row in [*body.get("overrides_begun", []), *body.get("at_exit", []), *body.get("restarts", [])]:
         yield f"besides: {row['knob']} {row['old']} -> {row['new']}: {row['verdict']} by {who_of(row['writer'])}"
     for judged, outcome, why in body.get("judged") or []:
         yield f"judged: tick {judged}: {outcome}: {why}"

@@ -15,6 +15,7 @@ from autotune.cli._shared import (
     ConfigOption,
     ControlOption,
     admin_address,
+    configured,
     connect,
 )
 from engine.sizes import format_size
@@ -33,13 +34,14 @@ def status(
 ) -> int:
     """Show how engine and daemon are. Exit code 1 when one of them does not answer or is not well."""
     address = admin_address(admin, config)
-    engine, engine_problem = _engine(control, config)
+    watched = _watched(config) if control is None else ""
+    engine, engine_problem = ({}, "") if watched else _engine(control, config)
     daemon, daemon_problem = _daemon(address)
     if as_json:
         problems = {"engine": engine_problem, "daemon": daemon_problem}
         typer.echo(json.dumps({"engine": engine, "daemon": daemon, "problems": problems}, indent=2))
     else:
-        typer.echo("engine: " + (engine_problem or _engine_line(engine)))
+        typer.echo("engine: " + (watched or engine_problem or _engine_line(engine)))
         if engine and engine["gauges"]["host_pool_bytes"]:
             typer.echo("host:   " + _host_line(engine))
         typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
@@ -50,6 +52,8 @@ def status(
                 "  "
                 + one_line(f"{daemon['policy']} decides in place of what was asked for: {daemon['policy_refused']}")
             )
+        for line in _restart_lines(daemon.get("restart")):
+            typer.echo(one_line(line))
         for line in _choice_lines(daemon.get("policy_choice")):
             typer.echo("  " + one_line(line))
         for knob, who in daemon.get("overrides", {}).items():
@@ -58,6 +62,28 @@ def status(
         for text in daemon.get("barred", {}).values():
             typer.echo("  " + one_line(text))
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
+
+
+def _watched(config: Path | None) -> str:
+    """Of an engine of another make: that the daemon alone watches it."""
+    known = configured(config)
+    if known is None or known.engine.kind == "autotune":
+        return ""
+    return one_line(f"{known.engine.kind} at {known.engine.url}, watched by the daemon")
+
+
+def _restart_lines(restart: Any) -> list[str]:
+    """Beside an engine that takes its settings at its start: what is advised, and whether it may be done."""
+    if not isinstance(restart, dict):
+        return []
+    head = f"restart: {'permitted' if restart['allowed'] else 'not permitted'}"
+    if restart["under_way"]:
+        return [f"{head}; under way: {restart['under_way']}"]
+    advice = restart["advice"]
+    if advice is None:
+        return [head]
+    what = ", ".join(f"{knob}={value}" for knob, value in advice["changes"]) or "none needed"
+    return [f"{head}; advised: {what} ({advice['scenario']}): {advice['reason']}"]
 
 
 def _choice_lines(choice: Any) -> list[str]:

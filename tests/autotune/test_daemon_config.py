@@ -42,7 +42,7 @@ def test_the_shipped_example_names_every_default() -> None:
     example = load_config(EXAMPLE)
     assert example == Config()
     text = EXAMPLE.read_text()
-    for section in ("engine", "targets", "policy", "guard", "journal", "admin", "housekeeping"):
+    for section in ("engine", "targets", "policy", "guard", "restart", "journal", "admin", "housekeeping"):
         for key in type(getattr(example, section)).model_fields:
             assert f"{key}:" in text, f"{section}.{key} is not in the example"
 

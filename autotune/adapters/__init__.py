@@ -1,0 +1,1 @@
+"""Engines other than ours, and ours, behind one interface. Importing it loads nothing."""

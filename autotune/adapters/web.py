@@ -1,0 +1,77 @@
+"""A few requests to an engine's HTTP port: short, bounded, never by way of a proxy."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from autotune.adapters.page import MOST_BYTES
+from engine.control_client import EngineUnreachable
+from engine.text import one_line
+
+
+class Web:
+    """The server at ``url`` (scheme, host, port, perhaps a path before the usual ones). Raises ValueError for what is
+    no such address.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 2.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r}: must be an address such as http://127.0.0.1:8000")
+        self.url = url.rstrip("/").removesuffix("/metrics")
+        self.host = parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def text(self, path: str) -> str:
+        """The body of a GET. Raises EngineUnreachable, for any status but 200 too."""
+        return self._ask("GET", path).decode("utf-8", errors="replace")
+
+    def json(self, path: str) -> Mapping[str, Any]:
+        """The same, a JSON object."""
+        try:
+            body = json.loads(self.text(path))
+        except ValueError as error:
+            raise EngineUnreachable(f"{self.url}{path}: not JSON") from error
+        if not isinstance(body, dict):
+            raise EngineUnreachable(f"{self.url}{path}: not a JSON object")
+        return body
+
+    def is_ok(self, path: str) -> bool:
+        """Whether a GET is answered 200."""
+        try:
+            self._ask("GET", path)
+        except EngineUnreachable:
+            return False
+        return True
+
+    def post(self, path: str) -> bool:
+        """Whether a POST without a body is answered 200."""
+        try:
+            self._ask("POST", path)
+        except EngineUnreachable:
+            return False
+        return True
+
+    def _ask(self, method: str, path: str) -> bytes:
+        data = b"" if method == "POST" else None
+        request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)  # noqa: S310  # checked above
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                body: bytes = answer.read(MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise EngineUnreachable(f"{self.url}{path}: answered {error.code}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise EngineUnreachable(one_line(f"no engine answers at {self.url} ({reason})")) from error
+        if len(body) > MOST_BYTES:
+            raise EngineUnreachable(f"{self.url}{path}: more than {MOST_BYTES} bytes")
+        return body
