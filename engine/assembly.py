@@ -19,6 +19,7 @@ from engine.clock import Clock, RealClock
 from engine.core import EngineCore
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
+from engine.default_pool import default_pool_bytes
 from engine.errors import EngineError
 from engine.events import NullSink
 from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
@@ -41,10 +42,6 @@ from kernels import ops
 if TYPE_CHECKING:
     from engine.options import EngineOptions
 
-# Without an explicit size the pool takes this share of what is free, on a CPU within reason.
-_CUDA_SHARE = 0.85
-_CPU_SHARE = 0.25
-_CPU_MOST_BYTES = 1 << 30
 # Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
 _RECODE_SHARE = 0.15
 # A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
@@ -242,6 +239,6 @@ def _max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
 
 def _default_pool_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+        return default_pool_bytes(torch.cuda.mem_get_info(device)[0], is_gpu=True)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_CPU_MOST_BYTES, int(free * _CPU_SHARE))
+    return default_pool_bytes(free, is_gpu=False)

@@ -27,6 +27,7 @@ _VERBS: Final = (
     "orders",
     "replay_decisions",
     "score_advice",
+    "plan",
     "check_config",
     "replay",
     "compare_formats",
