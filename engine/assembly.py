@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from engine.errors import EngineError
 from engine.events import NullSink
 from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel, load_model
+from engine.machine_info import about
 from engine.model_runner import ModelRunner
 from engine.prefix_policy import parity_tokens
 from engine.quality.gate import QualityBudget, quality_gate
@@ -57,6 +59,7 @@ class Assembly:
     served: ServedModel
     clock: Clock
     summary: str
+    about: Mapping[str, str]
 
 
 def assemble(options: EngineOptions) -> Assembly:
@@ -140,7 +143,7 @@ def assemble(options: EngineOptions) -> Assembly:
         kind = "emulated link" if link.is_emulated else "link"
         rate = format_size(int(link.in_bytes_per_s))
         summary += f", host pool {format_size(options.host_pool_bytes)} over an {kind} of {rate}/s"
-    return Assembly(core, served, clock, summary)
+    return Assembly(core, served, clock, summary, about(loaded.model.device.type, dtype, torch.__version__))
 
 
 class MachineProbe:

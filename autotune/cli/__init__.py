@@ -28,6 +28,7 @@ _VERBS: Final = (
     "replay_decisions",
     "score_advice",
     "plan",
+    "doctor",
     "check_config",
     "replay",
     "compare_formats",
