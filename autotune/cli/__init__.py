@@ -29,6 +29,7 @@ _VERBS: Final = (
     "score_advice",
     "plan",
     "doctor",
+    "fleet",
     "check_config",
     "replay",
     "compare_formats",

@@ -452,9 +452,12 @@ def test_the_command_on_this_machine(
 def test_doctor_imports_no_torch() -> None:
     program = (
         "import sys\n"
+        "from dataclasses import replace\n"
         "from autotune.doctor.probes import real_probes\n"
         "from autotune.doctor.run import Asked, examine\n"
-        "list(examine(real_probes(sys.path), Asked(None, engine_port=0)))\n"
+        "from autotune.doctor.torch_facts import TorchFacts\n"  # as another process tells them
+        "probes = replace(real_probes(sys.path), torch=lambda: TorchFacts('2'))\n"
+        "list(examine(probes, Asked(None, engine_port=0)))\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
