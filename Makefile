@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies bench-daemon soak fuzz gpu-check kernel-grid install uninstall venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies bench-daemon soak fuzz evidence gpu-check kernel-grid install uninstall venv dev clean
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
@@ -51,6 +51,9 @@ bench-policies: $(VENV)/.engine ## policies on held-out workloads [TRACE=FILE AR
 
 bench-daemon: $(VENV)/.engine ## what the daemon costs and survives: kill -9, a month of ticks; 45 minutes [ARGS=--quick]; the last line is JSON
 	@$(OMP) $(BIN)/python -m autotune.bench $(ARGS)
+
+evidence: $(VENV)/.engine ## the literature's claims, each measured here; writes docs/evidence.md [TEXT=DIR TRACES=DIR]; half an hour
+	@$(OMP) $(BIN)/python -m autotune.evidence --text "$(TEXT)" --traces "$(TRACES)" --page docs/evidence.md $(ARGS)
 
 HOURS ?= 2
 soak: $(VENV)/.engine ## hours at the highest load this machine sustains, knobs turned at random [HOURS=2]; the last line is JSON

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,12 @@ from engine.clock import Clock, RealClock
 from engine.core import EngineCore
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
+from engine.default_pool import default_pool_bytes
 from engine.errors import EngineError
 from engine.events import NullSink
 from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel, load_model
+from engine.machine_info import about
 from engine.model_runner import ModelRunner
 from engine.prefix_policy import parity_tokens
 from engine.quality.gate import QualityBudget, quality_gate
@@ -41,10 +44,6 @@ from kernels import ops
 if TYPE_CHECKING:
     from engine.options import EngineOptions
 
-# Without an explicit size the pool takes this share of what is free, on a CPU within reason.
-_CUDA_SHARE = 0.85
-_CPU_SHARE = 0.25
-_CPU_MOST_BYTES = 1 << 30
 # Of a step's time, what recoding may add to it: gaps between tokens grow by that much while a conversion lasts.
 _RECODE_SHARE = 0.15
 # A GPU recodes while the processor goes on, so that clocks here do not see its time: there, so many tokens per step.
@@ -60,6 +59,7 @@ class Assembly:
     served: ServedModel
     clock: Clock
     summary: str
+    about: Mapping[str, str]
 
 
 def assemble(options: EngineOptions) -> Assembly:
@@ -143,7 +143,7 @@ def assemble(options: EngineOptions) -> Assembly:
         kind = "emulated link" if link.is_emulated else "link"
         rate = format_size(int(link.in_bytes_per_s))
         summary += f", host pool {format_size(options.host_pool_bytes)} over an {kind} of {rate}/s"
-    return Assembly(core, served, clock, summary)
+    return Assembly(core, served, clock, summary, about(loaded.model.device.type, dtype, torch.__version__))
 
 
 class MachineProbe:
@@ -242,6 +242,6 @@ def _max_model_len(options: EngineOptions, loaded: LoadedModel) -> int:
 
 def _default_pool_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+        return default_pool_bytes(torch.cuda.mem_get_info(device)[0], is_gpu=True)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_CPU_MOST_BYTES, int(free * _CPU_SHARE))
+    return default_pool_bytes(free, is_gpu=False)

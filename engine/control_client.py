@@ -159,6 +159,12 @@ class ControlClient:
             raise EngineUnreachable(f"{self.socket}: this engine knows no audit")
         return cast("AuditView", body)
 
+    def about(self) -> dict[str, str]:
+        """Version, torch and device of the engine; empty for one that is too old to tell."""
+        answer = self._request("GET", "/v1/about")
+        body = self._json(answer)
+        return {str(name): str(value) for name, value in body.items()} if answer[0] == 200 else {}
+
     def close(self) -> None:
         self._http.close()
 

@@ -33,9 +33,11 @@ __all__ = [
     "class_for",
     "lossiness_of",
     "parse_block_size",
+    "part_size",
 ]
 
 CHUNK_TOKENS = NATIVE_TILE_TOKENS  # prefix hashes, block starts and evictions all count in these
+_PARTS = 4  # native blocks that make one quantised block, where it is that large
 
 
 _LOSSIEST = max(kind.lossiness for kind in FORMATS)
@@ -84,3 +86,11 @@ def lossiness_of(kv_format: str | None) -> int:
     if kv_format not in FORMAT_BY_NAME:
         raise ValueError(f"kv_format {kv_format!r} is not offered; choose one of {', '.join(FORMAT_BY_NAME)}")
     return FORMAT_BY_NAME[kv_format].lossiness
+
+
+def part_size(block_size: int) -> int:
+    """Size of the native blocks that new tokens go to where they will be quantised later.
+
+    A quarter of a block, so that what is old of a block that is not full need not wait for the rest.
+    """
+    return max(CHUNK_TOKENS, block_size // _PARTS)

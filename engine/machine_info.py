@@ -23,3 +23,12 @@ def machine_info(device: str) -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)),
         "versions": versions,
     }
+
+
+def about(device: str, dtype: str, torch_version: str) -> dict[str, str]:
+    """What an engine is, for who looks after it. Without an installed distribution its version is not told."""
+    told = {"torch": torch_version, "device": device, "dtype": dtype}
+    try:
+        return {"version": importlib.metadata.version("kv-autotune"), **told}
+    except importlib.metadata.PackageNotFoundError:
+        return told

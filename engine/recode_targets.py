@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.cache_sequence import CacheSequence, CacheSettings
-from engine.formats import CHUNK_TOKENS, FORMATS, NATIVE, BlockClass, lossiness_of
+from engine.formats import FORMATS, NATIVE, BlockClass, lossiness_of, part_size
 from engine.pool_block import Block
 
 _BY_LOSSINESS = {kind.lossiness: kind for kind in FORMATS}
-_PARTS = 4  # native blocks that make one quantised block, where it is that large
 
 
 class RecodeTargets:
@@ -38,7 +37,7 @@ class RecodeTargets:
         """
         self.settings = settings
         self._lossiness = min(settings.lossiness, self.max_lossiness)
-        self._part_size = max(CHUNK_TOKENS, settings.block_size // _PARTS)
+        self._part_size = part_size(settings.block_size)
         self.span = max(self.write_size(), _BY_LOSSINESS[self._lossiness].tile_tokens)
         self.last_class = self._target_of(BlockClass(NATIVE.name, settings.block_size), self._lossiness)
         self._targets.clear()

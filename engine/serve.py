@@ -134,6 +134,7 @@ async def _serve(
             recorder,
             options.stall_s,
             watchdog_interval_s(os.environ, os.getpid()),
+            assembly.about,
         ),
         notifier=Notifier.from_environment(os.environ, assembly.clock),
         # The one line that a person who starts an engine waits for.

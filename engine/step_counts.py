@@ -44,8 +44,12 @@ STEP_TERMS: Final[tuple[Term, ...]] = (
     Term("decode_block", "block-layer", "table entries that decoding sequences walk: the price of small blocks"),
     Term("sample", "sequence", "sequences that sample a token"),
     Term("chunk_step", "step", "steps with a prompt chunk: a second kind of attention, products of many rows"),
-    Term("regrouped", "step", "decode steps over other sequences than the decode step before: new tables"),
-    Term("after_chunk", "step", "decode steps right after a step with a chunk: caches are cold"),
+    Term("regrouped", "step", "decode steps over other sequences than the step before, or after chunks: new tables"),
+    Term(
+        "after_chunk",
+        "token",
+        "tokens of the last step's chunks, up to 512: how cold a decode step's caches are",
+    ),
     Term(
         "decode_kv_cold",
         "token-layer",
@@ -121,7 +125,8 @@ class StepCounter:
         self.token_bytes = [[group.shape.tile_stride(kind) // kind.tile_tokens for kind in FORMATS] for group in groups]
         self.native_bytes = sum(by_code[NATIVE.code] for by_code in self.token_bytes)  # of a token, all layers
         self._stored: dict[Request, list[Stored]] = {}
-        self._decoded: Sequence[Request] | None = ()  # by the last step; None: it had chunks
+        self._decoded: Sequence[Request] = ()  # by the last step; nobody where it had chunks
+        self._chunk_tokens = 0  # of the last step
 
     def stored(self, request: Request, tables: Tables) -> list[Stored]:
         """A request's KV by group, up to date."""
@@ -157,7 +162,7 @@ class StepCounter:
         counts[_PREFILL_SEQUENCE] = chunks
         counts[_SAMPLE] = samples
         if chunks:
-            counts[_CHUNK_STEP], self._decoded = 1, None
+            counts[_CHUNK_STEP], self._decoded, self._chunk_tokens = 1, (), tokens - singles
             counts[_DECODE_KV_COLD] = sum(counts[_DECODE_KV : _DECODE_KV + len(FORMATS)])
         else:
             counts[_REGROUPED], counts[_AFTER_CHUNK] = self.decoded_next([sequence.request for sequence in sequences])
@@ -166,10 +171,9 @@ class StepCounter:
 
     def decoded_next(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Counts of ``regrouped`` and ``after_chunk`` when these decode next. A step over nobody is neither."""
-        last, self._decoded = self._decoded, requests
-        if not requests:
-            return 0, 0
-        return (0, 1) if last is None else (int(requests != last), 0)
+        changed, tokens = requests != self._decoded, min(self._chunk_tokens, _COLD_TOKENS)
+        self._decoded, self._chunk_tokens = requests, 0
+        return (int(changed), tokens) if requests else (0, 0)
 
     def counted(self, request: Request) -> list[Stored]:
         """A request's KV by group as the last step counted found it."""
@@ -260,6 +264,8 @@ _PREFILL_KV_NATIVE, _PREFILL_KV_LOSSY = STEP_INDEX["prefill_kv_native"], STEP_IN
 _DECODE_KV = STEP_INDEX[f"decode_kv_{FORMATS[0].name}"]  # + format code
 _DECODE_BLOCK, _SAMPLE = STEP_INDEX["decode_block"], STEP_INDEX["sample"]
 _CHUNK_STEP, _REGROUPED = STEP_INDEX["chunk_step"], STEP_INDEX["regrouped"]
+# What a chunk brings in pushes out what decoding had there; beyond so many tokens nothing is left to push out.
+_COLD_TOKENS: Final = 512
 _AFTER_CHUNK, _DECODE_KV_COLD = STEP_INDEX["after_chunk"], STEP_INDEX["decode_kv_cold"]
 _RECODE_OF = {
     (source.code, target.code): RECODE_INDEX[f"recode_{source.name}_{target.name}"]

@@ -28,10 +28,10 @@ POOL_BYTES: Final = 24 << 20
 # Prompts and outputs of big models' traces, for a small one.
 _LENGTH_SCALE: Final = 8.0
 # A latency model is of so many looks, of loads of so many prompt tokens at most.
-_LOOKS: Final = 3
+_LOOKS: Final = 6
 _PROFILE_TOKENS: Final = 5000
 _PROFILE_POOL_BYTES: Final = 64 << 20
-_RUNS_PER_LOOK: Final = 3
+_RUNS_PER_LOOK: Final = 1
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,15 @@ def compare(live: Sequence[Mapping[str, float]], simulated: Mapping[str, float])
     return Comparison(error, spread, middle, dict(simulated))
 
 
-def kendall_tau(live: Sequence[float], simulated: Sequence[float], least_difference: float) -> tuple[float | None, int]:
-    """Rank agreement over the pairs whose live values differ by more than ``least_difference`` (relative), and how many
-    there are; None without any.
+def kendall_tau(
+    live: Sequence[float], simulated: Sequence[float], spreads: Sequence[float]
+) -> tuple[float | None, int]:
+    """Rank agreement over the pairs whose live values differ by more than their spreads (relative; the larger of the
+    two counts), and how many there are; None without any.
     """
     score = pairs = 0
-    for (a, x), (b, y) in itertools.combinations(zip(live, simulated, strict=True), 2):
-        if abs(a - b) <= least_difference * min(abs(a), abs(b)):
+    for (a, x, spread), (b, y, other) in itertools.combinations(zip(live, simulated, spreads, strict=True), 2):
+        if abs(a - b) <= max(spread, other) * min(abs(a), abs(b)):
             continue
         pairs += 1
         score += 1 if (a - b) * (x - y) > 0 else -1

@@ -219,7 +219,7 @@ class LiveEngineRun:
 def _play_in_cpu_time(
     moments: Sequence[tuple[float, SimRequest | Patch]], core: EngineCore, clock: SkippingClock, ledger: Ledger
 ) -> None:
-    start_ns, live = clock.now_ns(), {}
+    start_ns, live, ended = clock.now_ns(), {}, list[SimRequest]()
     coming = deque((start_ns + round(1e9 * at_s), what) for at_s, what in moments)
     while coming or core.has_work:
         while coming and coming[0][0] <= clock.now_ns():
@@ -236,11 +236,13 @@ def _play_in_cpu_time(
         if core.has_work:
             for delta in core.step():
                 if delta.finish_reason is not None:
-                    ledger.ended(live.pop(delta.request_id), "completed")
+                    ended.append(live.pop(delta.request_id))
         elif core.has_background_work:
             core.background()
         elif coming:
             clock.skip_to_ns(coming[0][0])
+    for request in ended:  # not on the way: no engine has to keep these books
+        ledger.ended(request, "completed")
 
 
 def _play_in_real_time(

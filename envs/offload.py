@@ -20,13 +20,13 @@ def crossover_tokens(groups: Sequence[GroupSpec], model: LatencyModel, link: Hos
     per_token = sum(token_bytes(group.shape) for group in groups)
     for tokens in range(CHUNK_TOKENS, max_tokens + 1, CHUNK_TOKENS):
         copy_ns = link.copy_ns(Direction.IN, round(tokens * per_token))
-        again_ns = model.step_ns(_prefill(groups, tokens + 1, model.knee_tokens))
-        if copy_ns + model.step_ns(_decode(groups, tokens)) < again_ns:
+        again_ns = model.step_ns(prompt_counts(groups, tokens + 1, model.knee_tokens))
+        if copy_ns + model.step_ns(token_counts(groups, tokens)) < again_ns:
             return tokens
     return None
 
 
-def _prefill(groups: Sequence[GroupSpec], tokens: int, knee: int) -> list[int]:
+def prompt_counts(groups: Sequence[GroupSpec], tokens: int, knee: int) -> list[int]:
     """Counts of a step that computes a whole prompt."""
     counts = [0] * len(STEP_TERMS)
     layers = sum(len(group.layers) for group in groups)
@@ -38,7 +38,7 @@ def _prefill(groups: Sequence[GroupSpec], tokens: int, knee: int) -> list[int]:
     return counts
 
 
-def _decode(groups: Sequence[GroupSpec], context: int) -> list[int]:
+def token_counts(groups: Sequence[GroupSpec], context: int) -> list[int]:
     """Counts of a step that computes one token behind others."""
     counts = [0] * len(STEP_TERMS)
     layers = sum(len(group.layers) for group in groups)

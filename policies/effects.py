@@ -116,9 +116,9 @@ class EffectModel:
         self._sequence_s = price.get("decode_sequence", 0.0) + price.get("sample", 0.0)
         self._base_s, self._beyond_s = price.get("step", 0.0), price.get("token_beyond_knee", 0.0)
         self._token_s = price.get("prefill_token", 0.0)
-        # With a chunk comes a step of another kind, a cold one after it, and others decode when the request leaves.
+        # With a chunk comes a step of another kind, and others decode after it and when the request leaves.
         self._chunk_s = price.get("prefill_sequence", 0.0) + price.get("chunk_step", 0.0)
-        self._chunk_s += price.get("after_chunk", 0.0) + price.get("regrouped", 0.0)
+        self._chunk_s += 2 * price.get("regrouped", 0.0)
         self._pair_s = layers * price.get("prefill_pair", 0.0)
 
     def table(self, settings: Places, now: int = 0) -> SettingTable:

@@ -57,7 +57,9 @@ def train(
         int | None, typer.Option(help="So many play the same traffic, each rewarded for being better (4; dqn 1).")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed and --steps give the same weights.")] = 0,
-    teacher: Annotated[str, typer.Option(help="Rules to begin from: a preset, a file, or none.")] = "default",
+    teacher: Annotated[
+        str, typer.Option(help="Whom to begin from: a preset, a rules file, predictor, or none.")
+    ] = "default",
     patience: Annotated[int, typer.Option(help="Stop after so many judgements without a better one.")] = 8,
     seeds: Annotated[
         int, typer.Option(min=1, help="So many runs with seeds from --seed on, in folders of their own.")
@@ -119,7 +121,7 @@ def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | No
     given["warm_start"] = None if teacher == "none" else WarmStart(teacher=teacher)
     recipe = checked(Recipe.model_validate({"algo": algo, **given}))
     profile = profile_of(recipe)
-    teacher_of(recipe)
+    teacher_of(recipe, profile)
     sources = resolve(recipe, profile)
     return recipe.model_copy(update={"sources": sources, "profile_digest": profile.digest})
 

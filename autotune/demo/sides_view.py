@@ -52,7 +52,7 @@ def order_agreement(
     by more than a tenth in what was seen, and how many those are.
     """
     seen = [fmean(arm.inside for arm in arms if arm.side == one) for one in sides]
-    tau, pairs = kendall_tau(seen, [fmean(foretold[one.name].inside) for one in sides], LEAST_DIFFERENCE)
+    tau, pairs = kendall_tau(seen, [fmean(foretold[one.name].inside) for one in sides], [LEAST_DIFFERENCE] * len(sides))
     return {"tau": tau, "pairs": pairs}
 
 

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Attention, Decoder
+from engine.models.parameters import MOST_PACKED_BYTES
 from engine.models.weights import DecoderWeights
 
 if TYPE_CHECKING:
     from kernels.layout import KVShape
-
-# Larger models are bound by reading their weights, which one thread per row does not do fast enough; torch shares each
-# product out. Packed weights are a second copy, too.
-_MOST_BYTES = 256 << 20
 
 
 def make_decoder(config: ModelConfig, weights: DecoderWeights, *, fuse: bool = True) -> Decoder:
@@ -28,7 +25,7 @@ def make_decoder(config: ModelConfig, weights: DecoderWeights, *, fuse: bool = T
     matrix_bytes = sum(
         matrix.nbytes for layer in weights.layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
     )
-    small = weights.embedding.device.type == "cpu" and matrix_bytes + weights.head.nbytes <= _MOST_BYTES
+    small = weights.embedding.device.type == "cpu" and matrix_bytes + weights.head.nbytes <= MOST_PACKED_BYTES
     if not (fuse and small and importlib.util.find_spec("numba")):
         return Decoder(config, weights)
     from kernels.cpu.packed_weights import Sizes, can_pack  # noqa: PLC0415 - numba is optional

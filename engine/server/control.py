@@ -6,7 +6,7 @@ Only the engine's own user, root and the uids it was told of get an answer; for 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
@@ -38,8 +38,10 @@ class PatchBody(BaseModel):
     if_revision: StrictInt | None = None
 
 
-def control_app(engine: AsyncEngine) -> Starlette:
-    """``GET`` and ``PATCH /v1/tunables``, ``GET /v1/stats``, ``/v1/audit``, ``GET`` and ``DELETE /v1/pins[/ID]``."""
+def control_app(engine: AsyncEngine, about: Mapping[str, str] | None = None) -> Starlette:
+    """``GET`` and ``PATCH /v1/tunables``, ``GET /v1/stats``, ``/v1/audit``, ``/v1/about``, ``GET`` and ``DELETE
+    /v1/pins[/ID]``. ``about``: what the engine is, in words.
+    """
 
     async def tunables(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.tunables_json()))
@@ -60,6 +62,9 @@ def control_app(engine: AsyncEngine) -> Starlette:
     async def audit(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.audit_json()))
 
+    async def tell(_http: HttpRequest) -> Response:
+        return JSONResponse(dict(about or {}))
+
     async def pins(_http: HttpRequest) -> Response:
         return JSONResponse(await engine.call(lambda core: core.pins_json()))
 
@@ -76,6 +81,7 @@ def control_app(engine: AsyncEngine) -> Starlette:
         Route("/v1/tunables", _by_method({"GET": tunables, "PATCH": patch}), methods=["GET", "PATCH"]),
         Route("/v1/stats", stats),
         Route("/v1/audit", audit),
+        Route("/v1/about", tell),
         Route("/v1/pins", _by_method({"GET": pins, "DELETE": unpin}), methods=["GET", "DELETE"]),
         Route("/v1/pins/{pin_id:int}", unpin, methods=["DELETE"]),
     ]

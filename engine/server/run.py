@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class ServerOptions:
     """``grace_s``: how long running requests may go on once told to stop. ``recorder``: see :class:`Api`; it is the
     caller's to close. ``stall_s``: see :class:`AsyncEngine`. ``watchdog_s``: seconds between two pings to the service
-    manager, None when it expects none.
+    manager, None when it expects none. ``about``: version and device, for who asks on the control socket.
     """
 
     control_uids: Collection[int] = ()
@@ -44,6 +44,7 @@ class ServerOptions:
     recorder: TrafficRecorder | None = None
     stall_s: float = STALL_S
     watchdog_s: float | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Server(uvicorn.Server):
@@ -87,7 +88,7 @@ async def run_servers(
     protocol = peer_checked_protocol(allowed_uids(options.control_uids))
     servers = [
         (_Server(uvicorn.Config(api.app(), **common)), listener),
-        (_Server(uvicorn.Config(control_app(engine), http=protocol, **common)), control),
+        (_Server(uvicorn.Config(control_app(engine, options.about), http=protocol, **common)), control),
     ]
     engine.start()
     tasks = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in servers]

@@ -46,6 +46,10 @@ def document(setup: Setup, plan: Plan, results: Results, terms: Terms) -> dict[s
         if results.oracle is None
         else by_workload(results.oracle, [ORACLE, *shown], setup.span.duration_s),
         "costs": costs(results, terms),
+        "cost_level": terms.attainment,
+        "cost_method": f"A device costs {terms.price_per_hour:g} per hour whatever it does, so a token costs least at "
+        f"the highest rate at which {terms.attainment:.0%} of requests stay inside their targets, read off a ladder of "
+        "rates.",
         "ladders": _ladders(results),
     }
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from envs.profile import Profile
 from envs.reward import Charge, Objective, RewardWeights
+from envs.signals import Targets
 from envs.simulated import SimulatedEngine
 from envs.spaces import (
     NOTHING,
@@ -152,9 +153,9 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """1 for nothing and for what the guard would let through now: int8 [actions]."""
         return self._mask
 
-    def look(self) -> tuple[Observation | None, NDArray[np.int8]]:
-        """The observation as policies take it, and the mask."""
-        return self.observation, self._mask
+    def look(self) -> tuple[Observation | None, NDArray[np.int8], Targets | None]:
+        """The observation as policies take it, the mask, and the targets of the episode."""
+        return self.observation, self._mask, None if self._episode is None else self._episode.targets
 
     def outcome(self) -> dict[str, Any]:
         """Of the episode so far: ``source``, whether it began with ``default_knobs``, ``reward`` (mean per interval, of

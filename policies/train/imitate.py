@@ -1,4 +1,4 @@
-"""A warm start: the network first learns to do what rules would have done on the same observations."""
+"""A warm start: the network first learns to do what a teacher would have done on the same observations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
 from envs.spaces import NOTHING, encode_action, legal_action
-from policies.base import Policy
 from policies.train.algorithms import Algorithm
-from policies.train.judge import learned_act
+from policies.train.judge import Pupils, learned_act
 from policies.train.recipe import Recipe, WarmStart
+from policies.train.teacher import Teacher
 from policies.train.vector import raw
 
 # Warm-up plays streams of its own, far from those of training.
@@ -42,7 +42,7 @@ def warm_start(
     model: Algorithm,
     normalised: VecNormalize,
     recipe: Recipe,
-    teacher: Policy,
+    teacher: Teacher,
     see: Callable[[NDArray[np.float32]], None],
 ) -> dict[str, float]:
     """Teach ``model`` on episodes that training does not use; the statistics of ``normalised`` begin with them, too.
@@ -65,24 +65,20 @@ def warm_start(
 
 
 def _lesson(
-    model: Algorithm, normalised: VecNormalize, teacher: Policy, number: int, recipe: Recipe, *, student_acts: bool
+    model: Algorithm, normalised: VecNormalize, teacher: Teacher, number: int, recipe: Recipe, *, student_acts: bool
 ) -> Lessons:
     venv = raw(normalised)
     venv.env_method("play", number)
-    states = [teacher.initial_state() for _ in range(venv.num_envs)]
+    pupils = Pupils(teacher, venv.num_envs)
     student = learned_act(model, normalised)
     vectors = cast("NDArray[np.float32]", venv.reset())
     rows: list[tuple[NDArray[Any], ...]] = []
     over = False
     while not over:
-        labels = []
-        looks = venv.env_method("look")
-        for index, (observation, mask) in enumerate(looks):
-            decision, states[index] = teacher.decide(observation, states[index])
-            labels.append(legal_action(encode_action(decision.change), mask))
-        wanted = np.array(labels, dtype=np.int64)
+        advised = pupils.advised(venv)
+        wanted = np.array([legal_action(encode_action(change), mask) for change, mask in advised], dtype=np.int64)
         step, rewards, dones, _ = venv.step(student(vectors, venv) if student_acts else wanted)
-        rows.append((vectors, np.stack([mask for _, mask in looks]), wanted, rewards))
+        rows.append((vectors, np.stack([mask for _, mask in advised]), wanted, rewards))
         vectors, over = cast("NDArray[np.float32]", step), bool(dones.any())
     columns = [np.stack(column) for column in zip(*rows, strict=True)]
     gamma = recipe.dqn.gamma if recipe.algo == "dqn" else recipe.ppo.gamma

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from envs.spaces import NOTHING, encode_action
-from policies.base import Policy
+from policies.base import Change, PolicyState
 from policies.card import Score
 from policies.train.algorithms import Algorithm
+from policies.train.teacher import Teacher
 from policies.train.vector import masks, outcomes, raw
 
 Act = Callable[[NDArray[np.float32], VecEnv], NDArray[np.int64]]
@@ -62,18 +63,29 @@ def static_act() -> Act:
     return lambda vectors, _: np.full(len(vectors), NOTHING)
 
 
-def policy_act(policy: Policy, number: int) -> Act:
-    """A policy in each of ``number`` environments, with a state for each."""
-    states = [policy.initial_state() for _ in range(number)]
+def teacher_act(teacher: Teacher, number: int) -> Act:
+    """The teacher in each of ``number`` environments, with a state for each."""
+    pupils = Pupils(teacher, number)
+    return lambda _, venv: np.array([encode_action(change) for change, _ in pupils.advised(venv)])
 
-    def act(_: NDArray[np.float32], venv: VecEnv) -> NDArray[np.int64]:
-        actions = []
-        for index, (observation, _) in enumerate(venv.env_method("look")):
-            decision, states[index] = policy.decide(observation, states[index])
-            actions.append(encode_action(decision.change))
-        return np.array(actions)
 
-    return act
+class Pupils:
+    """What a teacher would do in each of several environments, from the beginning of an episode on."""
+
+    def __init__(self, teacher: Teacher, number: int) -> None:
+        self._teacher = teacher
+        self._states: list[PolicyState | None] = [None] * number
+
+    def advised(self, venv: VecEnv) -> list[tuple[Change | None, NDArray[np.int8]]]:
+        """The change, and the mask, of every environment as it is now."""
+        found = []
+        for index, (observation, mask, targets) in enumerate(venv.env_method("look")):
+            policy, state = self._teacher.policy(targets), self._states[index]
+            decision, self._states[index] = policy.decide(
+                observation, policy.initial_state() if state is None else state
+            )
+            found.append((decision.change, mask))
+        return found
 
 
 def mean(found: Sequence[Outcome], figure: str = "reward") -> float:

@@ -80,8 +80,9 @@ class Dqn(_Strict):
 
 
 class WarmStart(_Strict):
-    """Imitation of rules before reinforcement. ``rounds``: in the first the teacher acts, later on the student does and
-    the teacher says what it would have done. ``weight``: of a change against nothing, which is far more frequent.
+    """Imitation before reinforcement. ``teacher``: a preset, a rules file or ``predictor``. ``rounds``: in the first
+    the teacher acts, later on the student does and the teacher says what it would have done. ``weight``: of a change
+    against nothing, which is far more frequent.
     """
 
     teacher: str = "default"

@@ -23,14 +23,14 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from engine.clock import Clock
-from policies.base import Policy
 from policies.card import PolicyFileError, Score
 from policies.train import checkpoint
 from policies.train.algorithms import Algorithm, build
 from policies.train.checkpoint import Progress
 from policies.train.imitate import warm_start
-from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, policy_act, score, scores, static_act
+from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, score, scores, static_act, teacher_act
 from policies.train.recipe import Recipe, write_recipe
+from policies.train.teacher import Teacher
 from policies.train.vector import MakeEnv, outcomes, raw, stack
 from policies.training_range import RangeRecorder
 
@@ -46,7 +46,7 @@ Tell = Callable[[Progress, str], None]
 
 
 def train(
-    recipe: Recipe, folder: Path, make_env: MakeEnv, *, teacher: Policy, clock: Clock, tell: Tell, resume: bool = False
+    recipe: Recipe, folder: Path, make_env: MakeEnv, *, teacher: Teacher, clock: Clock, tell: Tell, resume: bool = False
 ) -> list[Score]:
     """Train, and return the scores of the best model, of static native and of the teacher on held-out episodes.
 
@@ -78,7 +78,7 @@ class _Run(BaseCallback):
     """The callback that keeps a run: what happens between rollouts."""
 
     def __init__(
-        self, recipe: Recipe, folder: Path, model: Algorithm, normalised: VecNormalize, teacher: Policy, clock: Clock,
+        self, recipe: Recipe, folder: Path, model: Algorithm, normalised: VecNormalize, teacher: Teacher, clock: Clock,
         tell: Tell,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -95,7 +95,7 @@ class _Run(BaseCallback):
 
     def begin(self) -> None:
         progress, number = self.progress, self.normalised.num_envs
-        for name, act in (("native", static_act), (self.teacher.name, lambda: policy_act(self.teacher, number))):
+        for name, act in (("native", static_act), (self.teacher.name, lambda: teacher_act(self.teacher, number))):
             played = self._judge(act)
             progress.baselines[name] = score(played, self.recipe.quality_budget)
             self._write({"steps": 0, "policy": name, "held_out": _figures(played)})
@@ -135,7 +135,7 @@ class _Run(BaseCallback):
         acts: list[tuple[str, Callable[[], Act]]] = [
             ("learned", lambda: learned_act(self.algorithm, self.normalised)),
             ("native", static_act),
-            (self.teacher.name, lambda: policy_act(self.teacher, number)),
+            (self.teacher.name, lambda: teacher_act(self.teacher, number)),
         ]
         for name, act in acts:
             played = self._judge(act, episodes, FINAL_FIRST)

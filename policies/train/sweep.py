@@ -14,13 +14,11 @@ from pydantic import ValidationError
 from engine.clock import RealClock
 from envs.profile import Profile, ProfileError, read_profile
 from envs.simulated import DEFAULT_PROFILE
-from policies.base import Policy
 from policies.executors import Executor, in_order
-from policies.rules import load_rules
-from policies.threshold import ThresholdPolicy
 from policies.train.checkpoint import Progress
 from policies.train.recipe import Recipe, checked
 from policies.train.session import train
+from policies.train.teacher import Teacher, teacher_for
 from policies.train.vector import training_envs
 
 SUMMARY = "runs.json"
@@ -84,8 +82,8 @@ def run(job: Job, tell: Callable[[Progress, str], None] | None = None) -> Outcom
 
     profile, recipe = profile_of(job.recipe), job.recipe
     scores = train(
-        recipe, Path(job.folder), training_envs(recipe, profile), teacher=teacher_of(recipe), clock=RealClock(),
-        tell=note, resume=job.resume,
+        recipe, Path(job.folder), training_envs(recipe, profile), teacher=teacher_of(recipe, profile),
+        clock=RealClock(), tell=note, resume=job.resume,
     )  # fmt: skip
     return Outcome(job.label, job.folder, last.best, last.best_steps, last.stopped, [s.model_dump() for s in scores])
 
@@ -125,9 +123,9 @@ def profile_of(recipe: Recipe) -> Profile:
     return profile
 
 
-def teacher_of(recipe: Recipe) -> Policy:
-    """The rules that a run begins from and is compared with. Raises RuleError."""
-    return ThresholdPolicy(load_rules("default" if recipe.warm_start is None else recipe.warm_start.teacher))
+def teacher_of(recipe: Recipe, profile: Profile) -> Teacher:
+    """Who a run begins from and is compared with. Raises RuleError, ValueError."""
+    return teacher_for(None if recipe.warm_start is None else recipe.warm_start.teacher, profile, recipe.pool_bytes)
 
 
 def _values(text: str) -> list[str]:

@@ -29,7 +29,7 @@ def run(*arguments: object) -> Any:
 def test_an_evaluation_ends_with_a_line_of_json_and_a_report(tmp_path: Path) -> None:
     result = run(
         "evaluate", "--policies", "default", "--workloads", "reasoning-bursty@1.5", "--seeds", 2, "--duration", 30,
-        "--kv-pool-bytes", "2G", "--statics", "none;static:kv_format=int8,block_size=32", "--cost-seeds", 0, "-j", 1,
+        "--kv-pool-bytes", "2G", "--statics", "none;static:kv_format=int8,block_size=32", "--cost-seeds", 1, "-j", 1,
         "--no-ablation", "--json-line", "-o", tmp_path,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -39,6 +39,8 @@ def test_an_evaluation_ends_with_a_line_of_json_and_a_report(tmp_path: Path) -> 
     assert line["reversals_24h"] is line["learned_minus_rules"] is None
     report = (tmp_path / "report.html").read_text()
     assert "<script" not in report
+    assert "A device costs 1 per hour" in report
+    assert "attainment over its rate" in report
     for figure in report.split("<svg")[1:]:
         ET.fromstring("<svg" + figure.split("</svg>")[0] + "</svg>")
         assert "nan" not in figure

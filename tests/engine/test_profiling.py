@@ -121,10 +121,8 @@ def test_a_step_knows_what_came_before_it(loaded: LoadedModel) -> None:
             seen.add("cold" if kv else "alone")
             continue
         assert row["decode_kv_cold"] == 0
-        assert row["after_chunk"] == before["chunk_step"]
-        if before["chunk_step"]:
-            assert row["regrouped"] == 0
-        elif row["decode_sequence"] != before["decode_sequence"]:
+        assert row["after_chunk"] == before["prefill_token"]  # prompts are shorter than what counts at most
+        if before["chunk_step"] or row["decode_sequence"] != before["decode_sequence"]:
             assert row["regrouped"] == 1
-        seen.add("changed" if row["regrouped"] else "after" if row["after_chunk"] else "same")
+        seen.add("after" if row["after_chunk"] else "changed" if row["regrouped"] else "same")
     assert seen >= {"cold", "changed", "after", "same"}

@@ -27,6 +27,8 @@ def test_errors_count_either_way() -> None:
 
 
 def test_ranks_count_only_pairs_that_differ_by_more_than_the_spread() -> None:
-    assert kendall_tau([1.0, 1.01, 2.0], [5.0, 4.0, 6.0], 0.05) == (1.0, 2)
-    assert kendall_tau([1.0, 1.01], [1.0, 2.0], 0.05) == (None, 0)
-    assert kendall_tau([1.0, 2.0], [2.0, 1.0], 0.05) == (-1.0, 1)
+    assert kendall_tau([1.0, 1.01, 2.0], [5.0, 4.0, 6.0], [0.05] * 3) == (1.0, 2)
+    assert kendall_tau([1.0, 1.01], [1.0, 2.0], [0.05] * 2) == (None, 0)
+    assert kendall_tau([1.0, 2.0], [2.0, 1.0], [0.05] * 2) == (-1.0, 1)
+    # One that scatters tells nothing of itself, and the others still count.
+    assert kendall_tau([1.0, 1.2, 2.0], [1.0, 3.0, 2.0], [0.05, 0.9, 0.05]) == (1.0, 1)

@@ -29,7 +29,7 @@ MODEL = LatencyModel(
         "step": 1.2e-3, "prefill_token": 9e-6, "decode_sequence": 4e-5, "token_beyond_knee": 3e-6,
         "prefill_pair": 3e-10, "decode_kv_native": 3e-8, "decode_kv_int8": 2e-8, "decode_kv_k8v4": 1.7e-8,
         "decode_kv_int4": 1.1e-8, "decode_block": 4e-7, "sample": 2e-6, "recode": 1e-5, "recode_native_int8": 1e-8,
-        "recode_native_int4": 2e-8, "chunk_step": 3e-4, "regrouped": 4e-5, "after_chunk": 3e-4,
+        "recode_native_int4": 2e-8, "chunk_step": 3e-4, "regrouped": 4e-5, "after_chunk": 8e-7,
     },
     knee_tokens=4,
 )  # fmt: skip

@@ -44,6 +44,7 @@ def control() -> dict[str, Any]:
         "/v1/tunables": {"get": operation(), "patch": operation(body=body)},
         "/v1/stats": {"get": operation()},
         "/v1/audit": {"get": operation()},
+        "/v1/about": {"get": operation()},
         "/v1/pins": {"get": operation(), "delete": operation()},
         "/v1/pins/{pin}": {"delete": operation([pin])},
     }

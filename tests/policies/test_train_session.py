@@ -16,7 +16,7 @@ pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
 pytest.importorskip("stable_baselines3", reason="the extra 'train' is not installed")
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from toy_training import Right, Ticks, toys
+from toy_training import Ticks, right, toys
 
 from policies.card import PolicyFileError
 from policies.split import HELD_OUT, TRAINING
@@ -47,7 +47,7 @@ def recipe(algo: str = "maskable-ppo", **changes: Any) -> Recipe:
 def run(made: Recipe, folder: Path, **more: Any) -> dict[str, float]:
     said: list[str] = []
     scores = train(
-        made, folder, toys(made), teacher=Right(), clock=Ticks(), tell=lambda _, text: said.append(text), **more
+        made, folder, toys(made), teacher=right(), clock=Ticks(), tell=lambda _, text: said.append(text), **more
     )
     assert [text for text in said if text]
     return {f"{score.policy}": score.mean for score in scores if score.figure == "reward"}
@@ -120,7 +120,7 @@ def test_dqn_resumes_with_its_experience(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        train(made, tmp_path / "parts", toys(made), teacher=Right(), clock=Ticks(), tell=tell)
+        train(made, tmp_path / "parts", toys(made), teacher=right(), clock=Ticks(), tell=tell)
     run(made, tmp_path / "parts", resume=True)
     assert weights(tmp_path / "parts", last(tmp_path / "parts")) == weights(
         tmp_path / "whole", last(tmp_path / "whole")
@@ -162,7 +162,7 @@ def test_it_stops_when_held_out_scores_get_no_better(tmp_path: Path) -> None:
 
 def test_time_ends_a_run(tmp_path: Path) -> None:
     made = recipe(steps=None, minutes=1.0)
-    train(made, tmp_path / "run", toys(made), teacher=Right(), clock=Ticks(step_s=7.0), tell=lambda *_: None)
+    train(made, tmp_path / "run", toys(made), teacher=right(), clock=Ticks(step_s=7.0), tell=lambda *_: None)
     assert rows(tmp_path / "run")[-1]["seconds"] == pytest.approx(60, abs=7)
     assert (tmp_path / "run" / BEST).is_dir()
 

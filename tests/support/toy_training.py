@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from engine.tunables import default_values
 from envs.features import FEATURES
+from envs.signals import Targets
 from envs.spaces import Observation, action_space, decode_action, observation_space
 from policies.base import Change, Decision, PolicyState
 from policies.train.recipe import Recipe
+from policies.train.teacher import Teacher
 
 UP, DOWN = Change("kv_format", "int4"), Change("kv_format", "native")
 
@@ -57,8 +59,8 @@ class Toy(gymnasium.Env[NDArray[np.float32], np.int64]):
                 mask[_ACTIONS[change]] = 1
         return mask
 
-    def look(self) -> tuple[Observation, NDArray[np.int8]]:
-        return self.observation, self.action_masks()
+    def look(self) -> tuple[Observation, NDArray[np.int8], Targets]:
+        return self.observation, self.action_masks(), Targets()
 
     def step(self, action: np.int64) -> Any:
         change = decode_action(int(action)) if self.action_masks()[int(action)] else None
@@ -95,6 +97,11 @@ class Right:
         wanted = UP if (observation.values["load"] or 0.0) > 0.5 else DOWN
         change = wanted if observation.tunables["kv_format"] != wanted.value else None
         return Decision(change, "right", "because the load is what it is"), state
+
+
+def right() -> Teacher:
+    """It, whatever the targets."""
+    return Teacher(Right.name, lambda _: Right())
 
 
 def _toy(recipe: Recipe, index: int) -> Toy:

@@ -25,6 +25,7 @@ from engine.control_client import ControlClient, EngineUnreachable
 from engine.errors import EngineError
 from engine.paths import default_control_socket
 from engine.server.control_socket import ControlSocket, allowed_uids, peer_checked_protocol
+from engine.server.run import ServerOptions
 from engine.tunables import TUNABLES, default_values
 
 Serve = Callable[..., Any]
@@ -50,6 +51,13 @@ def test_tunables_at_start(client: ControlClient) -> None:
     assert view["progress"]["resident"] == []
     assert view["progress"]["converged_fraction"] == 1
     assert view["progress"]["held_below_format_bytes"] == 0
+
+
+def test_an_engine_says_what_it_is(serve: Serve) -> None:
+    told = {"version": "1.2.3", "device": "cpu"}
+    for about, options in ((told, ServerOptions(grace_s=0, about=told)), ({}, None)):
+        with ControlClient(serve(server=options).control_path) as client:
+            assert client.about() == about
 
 
 def test_a_change_is_applied_recorded_and_idempotent(client: ControlClient, server: Any) -> None:

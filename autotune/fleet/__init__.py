@@ -1,0 +1,1 @@
+"""Many engines and daemons at once, as one Prometheus sees them."""
