@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import autotune
+from autotune.adapters.control import WatchedEngine
+from autotune.adapters.wire import watched_engine
+from autotune.config import Config, ConfigError
 from autotune.doctor.device import check_driver, check_torch
 from autotune.doctor.finding import Finding, ok, problem
 from autotune.doctor.memory import check_huge_pages, check_memory
@@ -26,7 +29,9 @@ from autotune.doctor.service import (
     readable_config,
 )
 from autotune.doctor.toolchain import check_compiler, check_headers, check_triton
+from autotune.doctor.watched import check_restart, check_watched
 from autotune.journal_file import default_journal
+from engine.clock import RealClock
 from engine.options import DEFAULT_PORT
 from engine.paths import default_control_socket
 
@@ -67,7 +72,9 @@ def examine(probes: Probes, asked: Asked) -> Iterator[Finding]:
     yield from check_memory(probes)
     yield from check_huge_pages(probes)
     yield from check_open_files(probes)
-    yield from check_socket(probes, control)
+    watched = _watched(config)
+    if watched is None:
+        yield from check_socket(probes, control)
     yield from check_state(probes, journal)
     yield from check_config(file)
     serving: list[str] = []
@@ -77,10 +84,13 @@ def examine(probes: Probes, asked: Asked) -> Iterator[Finding]:
         serving.append(f"the engine that serves {about['model']}, as it seems")
         return about
 
-    yield from check_engine(probes, ask, installed_version())
-    yield from check_port(
-        probes, "engine port", "127.0.0.1", asked.engine_port, "autotune engine --port", serving[0] if serving else None
-    )
+    if watched is None:
+        answers = serving[0] if serving else None
+        yield from check_engine(probes, ask, installed_version())
+        yield from check_port(probes, "engine port", "127.0.0.1", asked.engine_port, "autotune engine --port", answers)
+    else:
+        yield from check_watched(config, watched.adapter)
+        yield from check_restart(probes, config)
     if not admin.enabled:
         yield ok("admin port", "switched off by the configuration")
         return
@@ -89,6 +99,14 @@ def examine(probes: Probes, asked: Asked) -> Iterator[Finding]:
     yield from check_port(probes, "admin port", admin.host, admin.port, "admin.port in the configuration", answers)
     if admin.port:
         yield from check_daemon(status, address)
+
+
+def _watched(config: Config) -> WatchedEngine | None:
+    """The engine of another make that a configuration names; None for ours, and for one that it names wrongly."""
+    try:
+        return watched_engine(config, RealClock())
+    except ConfigError:
+        return None
 
 
 def check_python(found: tuple[int, int], system: str) -> Finding:
