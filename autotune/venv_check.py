@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import packages_distributions
 
 OUR_DISTRIBUTION = "kv-autotune"
 OUR_PACKAGES = ("autotune", "policies", "envs", "engine", "kernels")
@@ -24,6 +23,8 @@ def foreign_owners(owners: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def main() -> int:
+    from importlib.metadata import packages_distributions  # noqa: PLC0415  # slow, and every command reads this file
+
     problems = foreign_owners(packages_distributions())
     for problem in problems:
         sys.stderr.write(f"kv-autotune: {problem}\n")

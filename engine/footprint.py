@@ -8,10 +8,8 @@ up to a block less is held where a chunk of a prompt has leapt over it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
 
 from engine.formats import NATIVE, BlockClass, class_for, part_size
 from engine.memory_model import RESERVE_SLABS, GroupSpec, PoolLayout, block_bytes, blocks_per_slab, pool_layout
@@ -34,15 +32,18 @@ def sequence_blocks(group: GroupSpec, num_tokens: int, setting: Setting) -> Bloc
 
     Raises ValueError for a format or block size that is not offered.
     """
-    blocks = list(_blocks(group, num_tokens, setting))
-    if group.window is not None:
-        left_behind = num_tokens - group.window + 1
-        blocks = [block for block in blocks[:-1] if block[0] > left_behind] + blocks[-1:]
-    return Counter(block_class for _, block_class in blocks)
+    left_behind = 0 if group.window is None else num_tokens - group.window + 1
+    left_behind = min(left_behind, num_tokens - 1)  # the last block always stays
+    held: dict[BlockClass, int] = {}
+    for start, number, block_class in _runs(group, num_tokens, setting):
+        gone = min(number, max(0, left_behind - start) // block_class.block_size)
+        if number > gone:
+            held[block_class] = held.get(block_class, 0) + number - gone
+    return held
 
 
-def _blocks(group: GroupSpec, num_tokens: int, setting: Setting) -> Iterator[tuple[int, BlockClass]]:
-    """End and class of every block, in order."""
+def _runs(group: GroupSpec, num_tokens: int, setting: Setting) -> Iterator[tuple[int, int, BlockClass]]:
+    """Runs of equal blocks in order: where each begins, and how many of which class."""
     target = class_for(group.format_under(setting.kv_format), setting.block_size)
     native_size, position = target.block_size, 0
     if not target.format.is_native:
@@ -52,13 +53,10 @@ def _blocks(group: GroupSpec, num_tokens: int, setting: Setting) -> Iterator[tup
         if target.block_size > tile:  # what is old of a span that may still fill up is quantised in parts
             sizes.append(max(native_size, tile))
         for size in sizes:
-            stored = BlockClass(target.kv_format, size)
-            for end in takewhile(lambda end: end <= old, count(position + size, size)):
-                yield end, stored
-                position = end
-    while position < num_tokens:
-        position += native_size
-        yield position, BlockClass(NATIVE.name, native_size)
+            number = (old - position) // size
+            yield position, number, BlockClass(target.kv_format, size)
+            position += number * size
+    yield position, -(-(num_tokens - position) // native_size), BlockClass(NATIVE.name, native_size)
 
 
 def blocks_bytes(groups: Sequence[GroupSpec], held: Sequence[Blocks]) -> int:

@@ -237,6 +237,27 @@ def test_an_impossible_pool_is_a_verdict(autotune: Any) -> None:
         assert plan["formats"][0]["sessions"] in {None, 0} or size == "9T"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": (1 << 62)},
+        {"hidden_size": 1 << 40, "head_dim": 128},
+        {"vocab_size": 1 << 60},
+        {"num_hidden_layers": 10_000},
+        {"num_key_value_heads": 1, "head_dim": 8},
+        {"max_position_embeddings": 1},
+    ],
+)
+def test_models_beyond_any_machine_are_answered_too(autotune: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**PUBLISHED["Llama-3-8B"][0], **changes}))
+    contexts = ["--context", "999999999999"] if changes.get("max_position_embeddings", 0) > 1 else []
+    for gpu in ("H200", "cpu", "1"):
+        code, out, err = autotune("plan", str(path), "--gpu", gpu, "--sessions", "1000000000", *contexts)
+        assert (code, err) == (1, ""), (gpu, err)
+        assert "DOES NOT FIT" in out
+
+
 def test_plan_needs_no_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
