@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.actuator import Actuator
 from autotune.collector import Collector
+from autotune.dashboard.plots import PlotHistory
 from autotune.decisions import DecisionLog
 from autotune.deliberation import Minds
 from autotune.journal import Journal
@@ -42,3 +43,4 @@ class Parts:
     journal: Journal
     decisions: DecisionLog
     metrics: DaemonMetrics
+    plots: PlotHistory = field(default_factory=PlotHistory)
