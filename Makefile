@@ -7,9 +7,9 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 
-.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies bench-daemon soak fuzz evidence gpu-check kernel-grid install uninstall venv dev clean
+.PHONY: help run test check lint bench bench-sim bench-cache bench-engine bench-peers bench-policies bench-daemon soak fuzz evidence browser-test gpu-check kernel-grid install uninstall venv dev clean
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 run: $(VENV)/.engine ## engine and daemon on the bundled model under a bursty load, with a summary at the end
 	$(OMP) $(BIN)/autotune run $(ARGS)
@@ -62,6 +62,11 @@ soak: $(VENV)/.engine ## hours at the highest load this machine sustains, knobs 
 MINUTES ?= 30
 fuzz: $(VENV)/.fuzz ## schemathesis against all HTTP, random files against all readers [MINUTES=30]; the last line is JSON
 	@$(OMP) $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --schemathesis $(BIN)/schemathesis $(ARGS)
+
+# Pictures of the page: make browser-test SCREENSHOTS=run/pictures
+SCREENSHOTS ?=
+browser-test: $(VENV)/.browser ## the daemon's page in headless Chromium (Debian: chromium) [SCREENSHOTS=DIR]
+	SCREENSHOTS="$(SCREENSHOTS)" $(BIN)/python -m pytest -m slow tests/autotune/test_dashboard_browser.py $(ARGS)
 
 # On a GPU machine: its own Python (torch, triton, numpy), nothing is installed.
 gpu-check: ## Triton kernels on this machine's GPU: checked, then timed; under 6 minutes
@@ -126,6 +131,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.fuzz: pyproject.toml constraints.txt | $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[engine,train,dev,fuzz]'
+	@touch $@
+
+$(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[engine,train,dev,browser]'
 	@touch $@
 
 clean: ## remove the virtual environment and caches

@@ -119,6 +119,15 @@ class Actuator:
             return ApplyResult(ApplyStatus.REJECTED, str(error))
         return self._outcome(change, answer)
 
+    def write_for(
+        self, writer: str, changes: Mapping[str, TunableValue], reason: str, if_revision: int | None = None
+    ) -> PatchAnswer:
+        """A person's own change, in every mode: the mode gates what the daemon wants, not what people do.
+
+        Raises EngineUnreachable, and ValueError for what the engine finds malformed.
+        """
+        return self._control.patch(changes, writer=writer, reason=reason, if_revision=if_revision)
+
     def _outcome(self, change: Change, answer: PatchAnswer) -> ApplyResult:
         result = answer["results"].get(change.knob)
         try:

@@ -1,6 +1,7 @@
 """HTTP for people and Prometheus: metrics, recent decisions, status; on loopback unless told otherwise.
 
-What it shows needs no token and changes nothing; what can be ordered is in :mod:`autotune.admin_actions`.
+What it shows needs no token and changes nothing; the page for people is :mod:`autotune.dashboard`, what can be ordered
+is in :mod:`autotune.admin_actions`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def admin_app(
     registry: CollectorRegistry,
     decisions: DecisionLog,
     status: Callable[[], Mapping[str, Any]],
-    actions: Sequence[Route] = (),
+    more: Sequence[Route] = (),
 ) -> Starlette:
-    """The application: ``/metrics``, ``/decisions?limit=N``, ``/status``, ``/healthz``, and ``actions``.
+    """The application: ``/metrics``, ``/decisions?limit=N``, ``/status``, ``/healthz``, and ``more``.
 
     ``status()`` returns the daemon's state as JSON-able values with a key ``healthy``; it is called in another thread
     than the loop's.
@@ -64,7 +65,7 @@ def admin_app(
         return JSONResponse({"healthy": healthy}, status_code=200 if healthy else 503)
 
     routes = [("/metrics", metrics), ("/decisions", recent), ("/status", state), ("/healthz", health)]
-    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes] + [*actions])
+    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes] + [*more])
 
 
 class AdminServer:

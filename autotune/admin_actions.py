@@ -13,11 +13,12 @@ from starlette.routing import Route
 
 from autotune.admin_token import is_token
 from autotune.commands import Commands, NotDoneError
+from engine.control_client import EngineUnreachable
 from engine.text import one_line
 
 Action = Callable[[Mapping[str, object]], dict[str, Any]]
 """Takes the request's JSON object; returns the answer, of which ``answer`` is one line and all else is for machines.
-Raises ValueError for what it cannot do.
+Raises ValueError for what it cannot do, EngineUnreachable.
 """
 
 _MAX_BODY_BYTES = 4096
@@ -28,7 +29,8 @@ def action_routes(actions: Mapping[str, Action], commands: Commands, token: str)
     """``POST /control/NAME`` for every action, with ``Authorization: Bearer TOKEN``.
 
     Answers 200 with the action's answer, ``{"answer": line}`` at least, or ``{"error": line}`` with 401 (no or a wrong
-    token), 400 or 413 (a request that cannot be done), 503 (the loop does not get to it).
+    token), 400 or 413 (a request that cannot be done), 503 (the loop does not get to it, or no engine
+    answers).
     """
     return [
         Route(f"/control/{name}", _endpoint(action, commands, token), methods=["POST"])
@@ -48,7 +50,7 @@ def _endpoint(action: Action, commands: Commands, token: str) -> Callable[[Reque
             return body
         try:
             done = await run_in_threadpool(commands.order, lambda: action(body), _PATIENCE_S)
-        except NotDoneError as error:
+        except (NotDoneError, EngineUnreachable) as error:
             return _error(503, str(error))
         except ValueError as error:
             return _error(400, str(error))

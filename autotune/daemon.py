@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from autotune.adapters.desk import KEY as RESTART_KEY
 from autotune.adapters.wire import rules_of
-from autotune.admin import AdminServer, admin_app
-from autotune.admin_actions import action_routes
-from autotune.admin_token import own_token, token_beside
+from autotune.admin import AdminServer
+from autotune.admin_parts import admin_server
 from autotune.commands import Commands
 from autotune.config import Config, ConfigError, load_config
 from autotune.deliberation import Minds
@@ -72,13 +71,10 @@ class Daemon:
         self.admin: AdminServer | None = None
         self._commands = Commands(parts.waiter.wake)
         if config.admin.enabled:
-            given = config.admin.token_file
-            token = own_token(given or token_beside(parts.journal.path), make=given is None)
             actions = {"mode": self._order_mode, "reload": self._order_reload}
-            app = admin_app(
-                around.registry, parts.decisions, self.status, action_routes(actions, self._commands, token)
+            self.admin = admin_server(
+                config.admin, parts, around.registry, self.status, actions, self._commands, process=self._run_id
             )
-            self.admin = AdminServer(app, config.admin.host, config.admin.port)
 
     def run(self) -> None:
         """Serve until stopped; everything that was started is stopped when it returns or raises."""
@@ -94,7 +90,7 @@ class Daemon:
         try:
             if self.admin is not None:
                 self.admin.start()
-                _LOG.info("metrics and decisions at %s", self.admin.address)
+                _LOG.info("page, metrics and decisions at %s", self.admin.address)
             jobs.start()
             if watchdog is not None:
                 watchdog.start()

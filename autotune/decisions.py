@@ -23,7 +23,7 @@ class DecisionRecord:
 
     ``verdict`` is the guard's word if it refused, else the engine's. ``effect`` has ``before`` and ``after`` figures
     over one window each, or ``unknown`` with the reason, and ``outcome`` and ``why`` (:mod:`policies.judgement`); None
-    until it has been measured.
+    until it has been measured. ``predicted``: what the change was to do, features by name, where anybody can tell.
     """
 
     tick: int
@@ -37,6 +37,7 @@ class DecisionRecord:
     verdict: str
     why: str
     effect: Mapping[str, Any] | None = None
+    predicted: Mapping[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,10 +60,17 @@ class DecisionLog:
     def __init__(self, size: int = 500) -> None:
         self._records: deque[DecisionRecord] = deque(maxlen=size)
         self._lock = threading.Lock()
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Another number after every change, above 0 once there is anything."""
+        return self._version
 
     def append(self, record: DecisionRecord) -> None:
         with self._lock:
             self._records.append(record)
+            self._version += 1
 
     def set_effect(self, tick: int, effect: Mapping[str, Any]) -> None:
         """Add to what is known of what a tick's decision did; nothing if it has left the log."""
@@ -70,6 +78,7 @@ class DecisionLog:
             for index, record in enumerate(self._records):
                 if record.tick == tick:
                     self._records[index] = replace(record, effect={**(record.effect or {}), **effect})
+                    self._version += 1
 
     def recent(self, limit: int) -> list[DecisionRecord]:
         """Up to ``limit`` records, oldest first."""

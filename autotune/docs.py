@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from autotune.grafana import dashboard_json
 from autotune.metrics import DaemonMetrics, Snapshot
 from autotune.request_page import requests_page
 from engine.metrics import documentation
@@ -138,7 +139,8 @@ def metrics_page() -> str:
         (
             "# Metrics\n\nPrometheus conventions: base units, counters end in `_total`, labels are bounded. Unknown is "
             "NaN or absent, never 0.\n\n## Daemon\n\nOn the admin port, `/metrics`. Values, reasons and measured "
-            "effects of decisions are at `/decisions`.\n\n| name | type | labels | meaning |\n|---|---|---|---|\n"
+            "effects of decisions are at `/decisions`. At most 300 series.\n\n"
+            "| name | type | labels | meaning |\n|---|---|---|---|\n"
         ),
     ]
     for family in daemon_families():
@@ -147,7 +149,8 @@ def metrics_page() -> str:
         names = ", ".join(f"`{label}`" for label in labels)
         parts.append(f"| `{family.name}{suffix}` | {family.type} | {names} | {family.documentation} |\n")
     parts.append(
-        "\n## Engine\n\nOn the serving port, `/metrics`.\n\n| name | type | meaning |\n|---|---|---|\n",
+        "\n## Engine\n\nOn the serving port, `/metrics`. At most 300 series, whatever clients send.\n\n"
+        "| name | type | meaning |\n|---|---|---|\n",
     )
     parts += [f"| `{name}` | {kind} | {text} |\n" for name, kind, text in documentation()]
     return "".join(parts)
@@ -183,13 +186,14 @@ def _sentence(text: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Path below the repository root to its generated text."""
+    """Path below the repository root to its generated text: reference pages, and the Grafana dashboard."""
     return {
         "docs/tunables.md": tunables_page(),
         "docs/metrics.md": metrics_page(),
         "docs/observation.md": observation_page(),
         "docs/requests.md": HEADER + requests_page(),
         "docs/workloads.md": workloads_page(),
+        "deploy/grafana/kv-autotune.json": dashboard_json(),
     }
 
 
@@ -205,6 +209,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         stale.append(name)
         if not arguments.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     for name in stale:
         sys.stdout.write(f"{name}: {'out of date' if arguments.check else 'written'}\n")

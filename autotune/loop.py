@@ -227,7 +227,7 @@ class Loop:
             guard = {**before.guard, "quality": thought.states.guard["quality"]}
             memory.states = replace(memory.states, guard=guard)
         self.reporter.judged(thought.judged)
-        told = self.reporter.decision(tick, observation, decision, verdict, result, self.settings)
+        told = self.reporter.decision(tick, observation, decision, verdict, result, self.settings, thought.predicted)
         return told is not None or bool(others), {
             **body,
             **kept,

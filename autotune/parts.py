@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.actuator import Actuator
 from autotune.adapters.desk import RestartDesk
 from autotune.collector import Collector
+from autotune.dashboard.plots import PlotHistory
 from autotune.decisions import DecisionLog
 from autotune.deliberation import Minds
 from autotune.journal import Journal
@@ -46,3 +47,4 @@ class Parts:
     decisions: DecisionLog
     metrics: DaemonMetrics
     restarts: RestartDesk | None = None
+    plots: PlotHistory = field(default_factory=PlotHistory)

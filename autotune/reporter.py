@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from autotune.collector import Health
+from autotune.dashboard.plots import plotted
 from autotune.decisions import DecisionRecord
 from autotune.effects import PendingEffects
 from autotune.metrics import Snapshot
@@ -53,7 +54,8 @@ class Reporter:
             self._parts.journal.set_outcome(judgement.tick, str(judgement.outcome), judgement.why)
             self._parts.decisions.set_effect(judgement.tick, judgement.to_json())
             self._parts.metrics.judged_changes.labels(str(judgement.outcome)).inc()
-            _LOG.info("[%d] %s: %s", judgement.tick, judgement.outcome, judgement.why)
+            about = {"decision": judgement.tick}
+            _LOG.info("[%d] %s: %s", judgement.tick, judgement.outcome, judgement.why, extra=about)
 
     def decision(
         self,
@@ -63,6 +65,7 @@ class Reporter:
         verdict: Verdict,
         result: ApplyResult | None,
         settings: Settings,
+        predicted: Mapping[str, float] | None = None,
     ) -> DecisionRecord | None:
         """Count a proposal and show it; None for nothing new: a refusal that repeats at every tick is told once."""
         change = decision.change
@@ -93,6 +96,7 @@ class Reporter:
             writer=OWN_WRITER,
             verdict=outcome,
             why=why,
+            predicted=predicted,
         )
         self._show(record)
         if took_effect:
@@ -193,6 +197,8 @@ class Reporter:
             journal=replace(parts.journal.counters),
         )
         observation = parts.env.observation
+        point = plotted(observation, parts.collector.fresh, settings.ttft_target_s, settings.tbt_target_s)
+        parts.plots.add(parts.clock.now_ns(), parts.clock.wall_s(), point)
         self.status = {
             "healthy": health is Health.OK and not problem,
             "engine": health,
@@ -202,12 +208,15 @@ class Reporter:
             "policy_refused": refusal,
             "policy_choice": None if choice is None else choice.to_json(),
             "instance": None if latest is None else latest.instance,
+            "model": None if latest is None else latest.model,
+            "at_s": parts.clock.wall_s(),
             "tunables": {} if latest is None else dict(latest.effective),
             "overrides": {knob: f"{self._who(writer)}: {writer.reason}" for knob, writer in overrides.items()},
             "barred": dict(barred),
             "restart": None if parts.restarts is None else parts.restarts.status(),
             "observed_s": observation.observed_s,
             "window_s": settings.window_s,
+            "tick_s": settings.tick_s,
             "quality": {**quality, "exempt": sorted(overrides.keys() & QUALITY_KNOBS)},
             "values": dict(observation.values),
             "tick": parts.journal.next_id - 1,
@@ -228,7 +237,7 @@ class Reporter:
 
     def _show(self, record: DecisionRecord) -> None:
         self._parts.decisions.append(record)
-        _LOG.info("%s", record.line())
+        _LOG.info("%s", record.line(), extra={"decision": record.tick})
 
 
 def _known(value: float | None) -> float:

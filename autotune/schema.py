@@ -174,8 +174,8 @@ class JournalSection(Section):
 
 
 class AdminSection(Section):
-    """HTTP for metrics and decisions, readable without authentication, therefore on loopback unless told otherwise;
-    what changes anything needs the token.
+    """HTTP for the page, metrics and decisions, readable without authentication, therefore on loopback unless told
+    otherwise; what changes anything needs the token.
     """
 
     enabled: bool = Field(default=True, json_schema_extra=RESTART)
@@ -183,7 +183,7 @@ class AdminSection(Section):
     port: int = Field(default=9466, ge=0, le=65535, description="0 takes a free one.", json_schema_extra=RESTART)
     token_file: Path | None = Field(
         default=None,
-        description="Secret that `autotune mode` and `reload` need; made beside the journal if absent.",
+        description="Secret that orders need (`autotune mode`, `reload`, the page); made beside the journal if absent.",
         json_schema_extra=RESTART,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,6 +17,7 @@ RELEASE_PREFIX: Final = "release:"
 """A knob written under such a name belongs to the daemon again, whoever had it before."""
 _PINNED: Final = re.compile(r"(?P<who>(?!(?:autotune|startup);).*);until=(?P<until>[0-9]{1,12})")
 _MAX_NAME_CHARS: Final = 40  # with prefix and time it fits the 64 that the control API takes
+LONGEST_PIN_S: Final = 30 * 86400.0
 _DAY_NS: Final = 86_400_000_000_000
 
 
@@ -48,6 +50,11 @@ def has_ended(writer: str, now_ns: int) -> bool:
 def is_the_daemons(writer: str, now_ns: int) -> bool:
     """Whether the daemon may move a knob with this writer: nobody has set it, or it was given back."""
     return writer in {OWN_WRITER, STARTUP_WRITER} or writer.startswith(RELEASE_PREFIX) or has_ended(writer, now_ns)
+
+
+def not_the_daemons(writers: Mapping[str, str], now_ns: int) -> list[str]:
+    """Of knobs with their writers, those that somebody has set and not given back, and whose pins have not ended."""
+    return [knob for knob, writer in writers.items() if not is_the_daemons(writer, now_ns)]
 
 
 def until_text(until_ns: int, now_ns: int, wall_s: float) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from engine.errors import ConfigurationError
+from engine.logs import FORMATS, LEVELS
 from engine.options import DEFAULT_PORT, EngineOptions
 from engine.paths import default_control_socket
 from engine.recording import DEFAULT_MAX_BYTES
@@ -126,8 +127,14 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
     add(
         "--log-level",
         default="warning",
-        choices=("debug", "info", "warning", "error"),
+        choices=LEVELS,
         help="what goes to stderr (%(default)s)",
+    )
+    add(
+        "--log-format",
+        default="auto",
+        choices=FORMATS,
+        help="json, human, or auto: JSON lines unless on a terminal (%(default)s)",
     )
     add(
         "--set",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
-import sys
 import threading
 import uuid
 from collections.abc import Mapping
@@ -25,6 +25,7 @@ from engine.errors import EngineError
 from engine.events import NullSink
 from engine.links import CudaMover, EmulatedMover, Mover, host_arenas
 from engine.loader import LoadedModel, load_model
+from engine.logs import ANNOUNCEMENTS
 from engine.machine_info import about
 from engine.model_runner import ModelRunner
 from engine.prefix_policy import parity_tokens
@@ -209,8 +210,8 @@ def _runner(options: EngineOptions, loaded: LoadedModel, cache: CacheManager) ->
 
 
 def _warm_up(runner: ModelRunner, loaded: LoadedModel, pool_bytes: int, clock: Clock) -> None:
-    hint = "engine: compiling kernels; the first start on a machine takes a minute or two"
-    notice = threading.Timer(_NOTICE_AFTER_S, lambda: print(hint, file=sys.stderr, flush=True))  # noqa: T201
+    hint = "compiling kernels; the first start on a machine takes a minute or two"
+    notice = threading.Timer(_NOTICE_AFTER_S, logging.getLogger(ANNOUNCEMENTS).info, args=(hint,))
     notice.daemon = True
     notice.start()
     try:

@@ -12,10 +12,7 @@ from engine.buckets import Buckets
 from engine.clock import Clock, ManualClock
 from engine.pool_block import Block
 
-AGE_BOUNDS_S: Final = (
-    0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
-    21600.0, 86400.0,
-)  # fmt: skip
+AGE_BOUNDS_S: Final = (1.0, 5.0, 30.0, 60.0, 180.0, 300.0, 600.0, 3600.0, 21600.0, 86400.0)
 
 ROOM, UNPINNED, ORPHANED, DISPLACED, CLEARED = "room", "unpinned", "orphaned", "displaced", "cleared"
 REASONS: Final = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.arguments import options_from, parser
 from engine.clock import RealClock
 from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError
+from engine.logs import ANNOUNCEMENTS, set_up_logging
 from engine.options import EngineOptions, check
 from engine.recording import TrafficRecorder
 from engine.sdnotify import Notifier, watchdog_interval_s
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from engine.assembly import Assembly
 
 _SWITCH_INTERVAL_S = 0.0005
+_announce = logging.getLogger(ANNOUNCEMENTS)
 
 
 def serve(options: EngineOptions) -> None:
@@ -138,7 +140,7 @@ async def _serve(
         ),
         notifier=Notifier.from_environment(os.environ, assembly.clock),
         # The one line that a person who starts an engine waits for.
-        on_ready=lambda: print(f"engine: {ready}", file=sys.stderr, flush=True),  # noqa: T201
+        on_ready=lambda: _announce.info("%s", ready),
     )
 
 
@@ -162,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     when the engine cannot start for another reason.
     """
     arguments = parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(arguments.log_level, arguments.log_format, os.environ)
     try:
         serve(options_from(arguments))
     except EngineError as error:

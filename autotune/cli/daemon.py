@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, given_path
+from engine.logs import FORMATS, LEVELS, set_up_logging
 
 if TYPE_CHECKING:
     from autotune.daemon import Daemon
-
-_LEVELS = ("debug", "info", "warning", "error")
 
 
 def register(app: typer.Typer) -> None:
@@ -28,14 +26,16 @@ def daemon(
     ] = None,
     control: ControlOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json, human, or auto: JSON lines unless on a terminal.")] = "auto",
 ) -> None:
     """Watch an engine and tune it until stopped. SIGHUP reloads the configuration; the engine outlives the daemon."""
     from autotune.supervisor import die_with_parent  # noqa: PLC0415
 
-    if log_level not in _LEVELS:
-        raise CliError(f"--log-level {log_level}: choose one of {', '.join(_LEVELS)}", 2)
+    for option, given, known in (("--log-level", log_level, LEVELS), ("--log-format", log_format, FORMATS)):
+        if given not in known:
+            raise CliError(f"{option} {given}: choose one of {', '.join(known)}", 2)
     die_with_parent(os.environ)
-    _log_to_stderr(log_level)
+    set_up_logging(log_level, log_format, os.environ)
     process = _build(config, control)
     process.install_signal_handlers()
     process.run()
@@ -82,11 +82,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def _log_to_stderr(level: str) -> None:
-    # The system's journal stamps lines itself.
-    stamp = "" if os.environ.get("JOURNAL_STREAM") else "%(asctime)s "
-    logging.basicConfig(level=level.upper(), format=f"{stamp}%(levelname)s %(name)s: %(message)s")
-    for chatty in ("httpx", "httpcore", "apscheduler", "uvicorn"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import NoReturn
@@ -25,6 +24,7 @@ def engine(context: typer.Context) -> None:
     from autotune.supervisor import die_with_parent  # noqa: PLC0415
     from engine.arguments import options_from, parser  # noqa: PLC0415
     from engine.errors import EXIT_CONFIGURATION, ConfigurationError, EngineError  # noqa: PLC0415
+    from engine.logs import set_up_logging  # noqa: PLC0415
     from engine.serve import serve  # noqa: PLC0415
 
     def usage(message: str) -> NoReturn:
@@ -34,7 +34,7 @@ def engine(context: typer.Context) -> None:
     reader = parser("autotune engine")
     reader.error = usage  # type: ignore[method-assign]  # one line in place of the usage text
     arguments = reader.parse_args(context.args)
-    logging.basicConfig(level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(arguments.log_level, arguments.log_format, os.environ)
     try:
         serve(options_from(arguments))
     except ConfigurationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -65,6 +66,9 @@ def run(
         float | None,
         typer.Option(metavar="PCT", help="Perplexity that a format may cost by the table, percent; 0.5 if absent."),
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Of both: json, human, or auto, JSON lines unless on a terminal.")
+    ] = None,
     pairs: Annotated[
         int | None, typer.Option(min=1, help="Demonstration: replays with and without tuning; 1 if absent.")
     ] = None,
@@ -124,14 +128,17 @@ def run(
     given = {name: value for name, value in of_demo.items() if value is not None}
     if demo or model is None:
         _refuse(
-            [*_flags(of_engine | {"--config": config}), *context.args],
+            [*_flags(of_engine | {"--config": config, "--log-format": log_format}), *context.args],
             "only with --model and without --demo, which sets up its own engine",
         )
         return _demonstrate({"device": device, "dtype": dtype, **given}, model)
     names = {"duration_s": "duration", "run_folder": "run-dir"}
     _refuse([f"--{names.get(name, name)}" for name in given], "only with --demo, when there is a --model")
-    engine = ["--model", str(model), "--device", device, "--dtype", dtype, *_flags(of_engine), *context.args]
-    return _serve(engine, config)
+    # The children print into pipes: whether people read along only their parent knows.
+    people = log_format in {None, "auto"} and sys.stderr.isatty()
+    shown = {"--log-format": "human" if people else log_format}
+    engine = ["--model", str(model), "--device", device, "--dtype", dtype, *_flags(of_engine | shown), *context.args]
+    return _serve(engine, config, list(_flags(shown)))
 
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:
@@ -179,7 +186,7 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
         raise CliError(str(error)) from None
 
 
-def _serve(engine: list[str], config: Path | None) -> int:
+def _serve(engine: list[str], config: Path | None, more_of_daemon: list[str]) -> int:
     # Everything that can be seen to be wrong is said before anything starts.
     options = _engine_options(engine)
     _check_config(config)
@@ -191,7 +198,7 @@ def _serve(engine: list[str], config: Path | None) -> int:
     from engine.clock import RealClock  # noqa: PLC0415
 
     control = options.control_path
-    daemon = ["--control", str(control), *_flags({"--config": config})]
+    daemon = ["--control", str(control), *_flags({"--config": config}), *more_of_daemon]
     try:
         return run_together(engine, daemon, control, RealClock(), Console(stderr=True, highlight=False))
     except SupervisorError as error:

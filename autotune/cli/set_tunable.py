@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from autotune.cli._shared import CliError, ControlOption, connect, operator
-from autotune.writers import RELEASE_PREFIX, is_the_daemons, pinned_by
+from autotune.writers import LONGEST_PIN_S, RELEASE_PREFIX, not_the_daemons, pinned_by
 from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
 _UNIT_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_PIN_S: Final = 30 * 86400.0
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +56,7 @@ def release(
         raise CliError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}", 2)
     with connect(control) as client:
         view = client.tunables()
-        theirs = _not_the_daemons(view)
+        theirs = _theirs(view)
         for knob in dict.fromkeys(knobs or ()):
             if knob not in theirs:
                 typer.echo(f"{knob}: is the daemon's already, nothing to give back")
@@ -93,17 +92,16 @@ def pin(
 def _seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _UNIT_S[found[2]] if found else 0.0
-    if not 0 < seconds <= _LONGEST_PIN_S:
+    if not 0 < seconds <= LONGEST_PIN_S:
         raise CliError(f"--for {text!r}: write a time like 90s, 30m, 2h or 1d, at most 30d", 2)
     return seconds
 
 
-def _not_the_daemons(view: TunablesView) -> list[str]:
-    """Knobs that somebody has set and not given back, and whose pins have not ended."""
+def _theirs(view: TunablesView) -> list[str]:
     from engine.clock import RealClock  # noqa: PLC0415
 
-    now_ns = RealClock().now_ns()
-    return [knob for knob, record in view["writers"].items() if not is_the_daemons(record["writer"], now_ns)]
+    writers = {knob: record["writer"] for knob, record in view["writers"].items()}
+    return not_the_daemons(writers, RealClock().now_ns())
 
 
 def _patch(

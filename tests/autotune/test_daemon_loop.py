@@ -278,6 +278,6 @@ def test_idle_is_a_valid_state_and_not_no_data(make_rig: Any) -> None:
     values = rig.daemon.status()["values"]
     assert values["offered_rps"] == 0
     assert values["ttft_tail_s"] is None
-    assert math.isnan(rig.metric("autotune_window_ttft_seconds", quantile="0.95"))
+    assert math.isnan(rig.metric("autotune_window_ttft_seconds", percentile="95"))
     assert math.isnan(rig.metric("autotune_apdex_score", metric="ttft"))
     json.dumps(rig.daemon.status(), allow_nan=True)

@@ -56,11 +56,24 @@ def admin() -> dict[str, Any]:
     limit = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 500}}
     token = {"name": "authorization", "in": "header", "schema": {"type": "string"}}
     mode = {"type": "object", "properties": {"mode": {"enum": list(MODES)}}, "required": ["mode"]}
+    knob = {
+        "type": "object",
+        "properties": {"knob": {"enum": list(TUNABLES)}, "value": {"type": "string"}, "for_s": {"type": "number"}},
+        "required": ["knob", "value"],
+    }
+    known = [
+        {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}} for name in ("after", "decisions")
+    ]
     paths = {
         "/metrics": {"get": operation()},
         "/decisions": {"get": operation([limit])},
         "/status": {"get": operation()},
+        "/": {"get": operation()},
+        "/dashboard/about": {"get": operation()},
+        "/dashboard/data": {"get": operation(known)},
         "/control/mode": {"post": operation([token], mode)},
+        "/control/set": {"post": operation([token], knob)},
+        "/control/release": {"post": operation([token], {"type": "object"})},
         "/control/reload": {"post": operation([token], {"type": "object"})},
     }
     return document("admin", paths, {})

@@ -12,10 +12,11 @@ from engine.block_lives import BlockLives
 from engine.clock import ManualClock
 from engine.core_stats import Distributions
 from engine.formats import BlockClass
-from engine.metrics import EngineMetrics, documentation
+from engine.metrics import ROUTES, EngineMetrics, documentation
 from engine.pool_block import Block
 from engine.stats import Counters, EngineStats, ResidentBytes
-from engine.tunables import default_values
+from engine.tunables import TUNABLES, default_values
+from envs.features import FORMAT_NAMES
 
 
 def reading(**counters: float) -> EngineStats:
@@ -45,7 +46,7 @@ def test_known_names_and_units() -> None:
     assert page["autotune_engine_kv_cache_usage"] == 0.25
     assert page["autotune_engine_kv_resident_bytes{block_size=64,kv_format=int8}"] == 4096
     assert page["autotune_engine_tunable_info{knob=kv_format,value=native}"] == 1
-    assert page["autotune_engine_tunable_info{knob=kv_format,value=int8}"] == 0
+    assert "autotune_engine_tunable_info{knob=kv_format,value=int8}" not in page
     for name in ("num_requests_running", "num_requests_waiting", "num_preemptions_total"):
         assert f"autotune_engine_{name}" in page
 
@@ -113,9 +114,15 @@ def test_more_hits_than_queries_cannot_be(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_series_stay_bounded() -> None:
-    """Case I.35: whatever clients make up, no series follow."""
+    """Case I.35: whatever clients make up, no series follow, and all that there can be is at most 300."""
     metrics = EngineMetrics(CollectorRegistry())
-    metrics.update(reading(), Distributions())
+    stats = reading()
+    sizes = {kv_format: TUNABLES["block_size"].values[kv_format != "native" :] for kv_format in FORMAT_NAMES}
+    stats.gauges.resident = [ResidentBytes(name, int(size), 1, 1) for name, row in sizes.items() for size in row]
+    for name, value in vars(stats.gauges).items():
+        if value is None:
+            setattr(stats.gauges, name, 1)
+    metrics.update(stats, Distributions())
     before = len(values(metrics.page()))
     for i in range(10_000):
         metrics.http_request(f"/v1/random/{i}", 400 + i % 5)
@@ -123,6 +130,10 @@ def test_series_stay_bounded() -> None:
     page = metrics.page()
     assert len(values(page)) == before + 2
     assert values(page)["autotune_engine_http_requests_total{route=other,status=4xx}"] == 10_000
+    for route in (*ROUTES, "/elsewhere"):
+        for status in (200, 307, 404, 500):
+            metrics.http_request(route, status)
+    assert len(values(metrics.page())) <= 300
 
 
 def test_the_documentation_names_exactly_what_is_served() -> None:
