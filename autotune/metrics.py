@@ -29,8 +29,8 @@ MODES: Final = ("active", "advise", "off")
 WRITERS: Final = ("autotune", "operator", "startup", "other")
 _MOST_VALUES: Final = 32  # of a knob with more, all are "other"
 # So many kinds of decisions are told apart; of further ones only knob, writer and verdict, and in the end nothing.
-_MAX_DECISION_KINDS: Final = 28
-_MAX_DECISION_SERIES: Final = 35
+_MAX_DECISION_KINDS: Final = 56
+_MAX_DECISION_SERIES: Final = 70
 _PERCENTILES: Final = (50, 95, 99)
 # Exact bounds of the engine's own logarithmic buckets. Of what has a target every sixth (77 % apart): TTFT from 1.6 ms
 # to 14 min, gaps between tokens from 0.5 ms to 26 s. Of the rest every twelfth, from 5 ms and 1.6 ms to 15 min.

@@ -124,7 +124,7 @@ def test_series_are_bounded_whatever_names_come_in(
         metrics.count_decision(noise, noise, noise, noise, "applied")
         metrics.count_decision("kv_format", noise, "rule", f"operator:{noise}", "applied")
         metrics.count_decision("kv_format", "int8", "rule", "autotune", "applied")
-        metrics.count_decision("kv_format", "int8", f"rule {number % 50}", "autotune", "applied")
+        metrics.count_decision("kv_format", "int8", f"rule {number % 90}", "autotune", "applied")
         metrics.count_decision("kv_format", "int8", "rule", "autotune", noise)
     sizes = TUNABLES["block_size"].values  # blocks of 16 tokens are native only
     classes = [(name, n) for name in TUNABLES["kv_format"].values for n in sizes if n != 16 or name == "native"]
@@ -135,11 +135,12 @@ def test_series_are_bounded_whatever_names_come_in(
     metrics.snapshot = Snapshot(reading=reading)
     samples = scrape(registry)
     decisions = {labels: count for (name, labels), count in samples.items() if name == "autotune_decisions_total"}
-    assert len(decisions) > 30, "all of them count as other"
+    assert len(decisions) > 60, "all of them count as other"
     folded = ("kv_format", "other", "other", "autotune", "applied")
     assert decisions[frozenset(zip(("knob", "to", "scenario", "writer", "verdict"), folded, strict=True))] > 1000
     assert sum(decisions.values()) == 50_000
-    assert len(samples) <= 300
+    # The daemon makes none of the library's times of creation.
+    assert len([name for name, _ in samples if not name.endswith("_created")]) <= 300
 
 
 def test_writers_are_classes() -> None:
