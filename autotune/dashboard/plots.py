@@ -39,6 +39,8 @@ def plotted(
     if reading is None:
         return values
     values["kv_pool_bytes"] = amount(reading.gauges.kv_pool_bytes)
+    if reading.gauges.resident is None:  # an engine that does not tell formats apart
+        return values
     resident = dict.fromkeys((*FORMATS.values(), OTHER_FORMATS), 0.0)
     for row in reading.gauges.resident:
         resident[FORMATS.get(row.kv_format, OTHER_FORMATS)] += amount(row.bytes) or 0.0

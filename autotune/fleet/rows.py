@@ -12,7 +12,7 @@ from autotune.fleet.prometheus import Series
 
 DONE: Final = ("applied", "converging")
 """Verdicts of decisions that were carried out."""
-_TAIL: Final = "0.95"
+_TAIL: Final = "95"
 _SAME: Final = ("pod", "namespace")
 Identity = tuple[str, str]
 """Job and instance, as Prometheus names a target."""
@@ -134,8 +134,8 @@ def _daemon_row(
     row.policy = _state(found, "autotune_policy", "policy")
     row.kv_format = _state([s for s in found if s.labels.get("knob") == "kv_format"], "autotune_tunable", "value")
     row.kv_shares = _shares(found)
-    row.ttft_s = _one(found, "autotune_window_ttft_seconds", quantile=_TAIL)
-    row.tbt_s = _one(found, "autotune_window_tbt_seconds", quantile=_TAIL)
+    row.ttft_s = _one(found, "autotune_window_ttft_seconds", percentile=_TAIL)
+    row.tbt_s = _one(found, "autotune_window_tbt_seconds", percentile=_TAIL)
     row.ttft_target_s = _one(found, "autotune_target_seconds", metric="ttft")
     row.tbt_target_s = _one(found, "autotune_target_seconds", metric="tbt")
     row.overridden = sorted(

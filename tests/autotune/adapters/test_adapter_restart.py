@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from autotune.adapters.http_engine import HttpEngine
 from autotune.adapters.restart import Restarter
 from autotune.adapters.restart_file import FileRefused, put, read_own, render, values_in
 from autotune.adapters.restart_work import Outcome, Phase, RestartPlan, Work
+from autotune.adapters.web import Web
 from engine.clock import ManualClock
 from envs.port import Change
 
@@ -317,3 +319,23 @@ def test_the_file_is_whole_and_readable_and_gone_when_it_was_not_there(tmp_path:
     put(file, None)
     assert read_own(file) is None
     assert values_in("# values: not json\n") == {}
+
+
+def test_a_pause_on_its_way_never_comes_after_its_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is asked for by a thread of its own: one that is late must not leave the engine paused for good."""
+    begun, came = threading.Event(), list[str]()
+    post = Web.post
+
+    def late(web: Web, path: str) -> bool:
+        if "pause" in path:
+            begun.wait(10)
+        came.append(path)
+        return post(web, path)
+
+    monkeypatch.setattr(Web, "post", late)
+    assert bench.engine.pause()
+    ending = threading.Thread(target=bench.engine.resume)
+    ending.start()
+    begun.set()
+    ending.join(10)
+    assert [path.split("?")[0] for path in came] == ["/pause", "/resume"]
