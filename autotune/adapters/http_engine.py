@@ -29,6 +29,7 @@ class HttpEngine:
         self._instances = Instances(kind.name)
         self._asked: dict[str, tuple[str, Asked]] = {}  # by label: the instance that was asked, and what it said
         self._last: dict[str, EngineStats] = {}
+        self._pausing: threading.Thread | None = None
 
     @property
     def kind(self) -> str:
@@ -91,10 +92,14 @@ class HttpEngine:
         if not self._kind.pause:
             return False
         # Answered once the last request has ended; what became of it shows in the figures.
-        threading.Thread(target=self._web.post, args=(self._kind.pause,), daemon=True).start()
+        self._pausing = threading.Thread(target=self._web.post, args=(self._kind.pause,), daemon=True)
+        self._pausing.start()
         return True
 
     def resume(self) -> None:
+        if self._pausing is not None:
+            self._pausing.join()  # as long as a call may take: a pause that comes after its end would stay
+            self._pausing = None
         if self._kind.resume:
             self._web.post(self._kind.resume)
 
