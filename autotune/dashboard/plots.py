@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from engine.stats import EngineStats
+from engine.stats import EngineStats, ResidentBytes
 from engine.tunables import TUNABLES
 from envs.spaces import Observation
 from envs.window import amount
@@ -39,10 +39,11 @@ def plotted(
     if reading is None:
         return values
     values["kv_pool_bytes"] = amount(reading.gauges.kv_pool_bytes)
-    if reading.gauges.resident is None:  # an engine that does not tell formats apart
+    rows: list[ResidentBytes] | None = getattr(reading.gauges, "resident", None)
+    if rows is None:  # an engine of another make does not tell
         return values
     resident = dict.fromkeys((*FORMATS.values(), OTHER_FORMATS), 0.0)
-    for row in reading.gauges.resident:
+    for row in rows:
         resident[FORMATS.get(row.kv_format, OTHER_FORMATS)] += amount(row.bytes) or 0.0
     return values | resident
 
