@@ -37,8 +37,15 @@ class BlockLives:
 
     def cached(self, block: Block) -> None:
         """Something of the block is cached, perhaps for the first time."""
-        if block.cached_ns < 0:
-            block.cached_ns = block.used_ns = self._clock.now_ns()
+        self.all_cached((block,))
+
+    def all_cached(self, blocks: Sequence[Block]) -> None:
+        """The same for several, at the same moment."""
+        new = [block for block in blocks if block.cached_ns < 0]
+        if new:
+            now_ns = self._clock.now_ns()
+            for block in new:
+                block.cached_ns = block.used_ns = now_ns
 
     def reused(self, block: Block) -> None:
         """A hit on a cached block."""
@@ -50,6 +57,13 @@ class BlockLives:
     def let_go(self, block: Block) -> None:
         """A request that used the block lets go of it."""
         block.used_ns = self._clock.now_ns()
+
+    def all_let_go(self, blocks: Sequence[Block]) -> None:
+        """The same for several, at the same moment."""
+        if blocks:
+            now_ns = self._clock.now_ns()
+            for block in blocks:
+                block.used_ns = now_ns
 
     def converted(self, target: Block, sources: Sequence[Block]) -> None:
         """A block takes the place of others: no life ends."""
@@ -66,8 +80,14 @@ class BlockLives:
 
     def gone(self, block: Block, reason: str) -> None:
         """The block has left the cache."""
+        self.all_gone((block,), reason)
+
+    def all_gone(self, blocks: Sequence[Block], reason: str) -> None:
+        """The same for several, at the same moment."""
         now_ns = self._clock.now_ns()
-        self.lifetime.observe((now_ns - block.cached_ns) / 1e9)
-        self.idle.observe((now_ns - block.used_ns) / 1e9)
-        self.dropped[UNPINNED if reason == ROOM and block.was_pinned else reason] += 1
-        block.cached_ns = -1
+        lifetime, idle, dropped = self.lifetime, self.idle, self.dropped
+        for block in blocks:
+            lifetime.observe((now_ns - block.cached_ns) / 1e9)
+            idle.observe((now_ns - block.used_ns) / 1e9)
+            dropped[UNPINNED if block.was_pinned and reason == ROOM else reason] += 1
+            block.cached_ns = -1

@@ -96,6 +96,14 @@ class RequestsFace:
                 return False
         return True
 
+    def take_slot(self, request: Request) -> bool:
+        """``allocate`` of one token whose slot is there already; False, with nothing done, where it is not."""
+        sequence, end = self._by_request.get(request.request_id), request.num_computed_tokens + 1
+        if sequence is None or not sequence.end <= end <= sequence.capacity:
+            return False
+        sequence.end = end
+        return True
+
     def _grow(self, request: Request, sequence: CacheSequence | None, end: int, *, use_reserve: bool) -> bool:
         """Blocks up to a position for a sequence; None: a new one."""
         keep_slabs = 0 if use_reserve else RESERVE_SLABS
@@ -126,9 +134,7 @@ class RequestsFace:
             recoder.targets.num_floored -= sequence.is_floored
             blocks = sequence.tables[group].blocks[::-1]  # the end of a prefix is given up before its start
             pool.drop_all(blocks, sequence.serial)
-            for block in blocks:
-                if block.holders or block.nodes:
-                    recoder.consider(block)
+            recoder.consider_left(blocks)
 
     @property
     def eviction(self) -> str:

@@ -38,6 +38,11 @@ class TablesFace:
         """
         return self._by_request[request.request_id].tables[group].version
 
+    def entries_versions(self, requests: Sequence[Request], group: int) -> list[int]:
+        """The same for several requests."""
+        by_request = self._by_request
+        return [by_request[request.request_id].tables[group].version for request in requests]
+
     def first_changed_index(self, request: Request, group: int, since: int) -> int:
         """Lowest entry index that may differ from what a reader saw at version ``since`` (0: never seen).
 

@@ -90,7 +90,7 @@ class CoreStats:
         for sequence, record in zip(plan.sequences, live, strict=True):
             start, number, known = sequence.start, sequence.num_tokens, record.high_water
             total += number
-            if not sequence.is_decode:
+            if number > 1 or start < len(sequence.request.prompt_ids):
                 prefill += number
             if known > start:
                 recomputed += min(known, start + number) - start
@@ -113,6 +113,19 @@ class CoreStats:
             self.itl.observe(value)
             self.distributions.itl.observe(value)
         live.last_token_ns = now_ns
+
+    def tokens(self, live: Sequence[LiveRequest], now_ns: int) -> None:
+        """The same for several requests: those that had their last tokens together are counted together."""
+        gaps: dict[int, int] = {}
+        for record in live:
+            last_ns = record.last_token_ns
+            if last_ns is None or last_ns > now_ns:
+                self.token(record, now_ns)
+            else:
+                gaps[last_ns] = gaps.get(last_ns, 0) + 1
+                record.last_token_ns = now_ns
+        for last_ns, times in gaps.items():
+            self.gaps(now_ns - last_ns, times)
 
     def gaps(self, gap_ns: int, times: int) -> None:
         """As many requests had a token each, after equal gaps."""

@@ -139,8 +139,7 @@ class DecodeRun:
             if step:
                 stats.gaps(now_ns - before_ns, number)
             else:  # before the run they may have had their tokens at different times
-                for record in self._records:
-                    stats.token(record, now_ns)
+                stats.tokens(self._records, now_ns)
             tokens += number
             self.done = step + 1
             has_news = bool(recodes)

@@ -7,11 +7,12 @@ O(log n), and where a class has none left, a look at the slabs of other classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from engine.arena import Arena, IntegrityError
-from engine.formats import OFFSET_UNIT, BlockClass
+from engine.formats import BlockClass
+from engine.idle_counts import IdleCounts
 from engine.pool_block import Block
 from engine.prefix_policy import Lru, PrefixPolicy
 
@@ -23,7 +24,7 @@ def _nothing_before(_block: Block) -> Block | None:
     return None
 
 
-class IdleBlocks:
+class IdleBlocks(IdleCounts):
     """The idle blocks of one pool with their counts by slab and class. Chooses who goes first; frees nothing itself.
 
     ``before(block)``: the cached block without which a cached block is of no use, if any. It may belong to the other
@@ -31,9 +32,7 @@ class IdleBlocks:
     """
 
     def __init__(self, arena: Arena, before: Callable[[Block], Block | None] = _nothing_before) -> None:
-        self.blocks: dict[int, Block] = {}  # by offset
-        self.num_bytes = 0
-        self._arena = arena
+        super().__init__(arena)
         self._before = before
         self._policy: PrefixPolicy = Lru()
         self._other: IdleBlocks | None = None
@@ -43,20 +42,6 @@ class IdleBlocks:
         self._slab_keys: dict[int, _Key] = {}  # whole slab -> its valid entry
         self._slab_heaps: dict[BlockClass, list[tuple[_Key, int]]] = {}  # of (key, slab)
         self._changed: dict[BlockClass, dict[int, None]] = {}  # whole slabs whose entry must be made anew
-        self._by_slab = [0] * arena.num_slabs
-        self._by_class: dict[BlockClass, int] = {}
-        self._whole: dict[int, tuple[BlockClass, int]] = {}  # slab -> its class, its idle blocks
-        self._whole_blocks: dict[BlockClass, int] = {}
-        self._whole_slabs: dict[BlockClass, int] = {}
-
-    def __contains__(self, block: Block) -> bool:
-        return self.blocks.get(block.offset) is block
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __iter__(self) -> Iterator[Block]:
-        return iter(list(self.blocks.values()))
 
     def join(self, other: IdleBlocks) -> None:
         """Two tiers of one group."""
@@ -71,26 +56,27 @@ class IdleBlocks:
 
     def add(self, block: Block) -> None:
         """The last holder let go of a cached block."""
-        self.blocks[block.offset] = block
+        self._count_in(block)
         self._push(block)
-        self._count(block, 1)
 
     def remove(self, block: Block) -> None:
-        """Somebody takes the block up, or it is freed."""
-        del self.blocks[block.offset]
+        """Somebody takes the block up, or it is about to be freed."""
+        self._count_out(block)
         del self._keys[block.offset]
-        self._count(block, -1)
 
-    def slab_changed(self, slab: int) -> None:
-        """A block of a slab was allocated or freed."""
-        if self._by_slab[slab] or slab in self._whole:
-            self._recount(slab)
+    def _whole_changed(self, slab: int) -> None:
+        self._slab_keys.pop(slab, None)
+        if slab in self._whole:
+            self._changed.setdefault(self._whole[slab][0], {})[slab] = None
 
     # -- who goes first -------------------------------------------------------------------------------------------
 
     def rank(self, block: Block) -> None:
         """Give a block the priority that it has from now on, before it is added; the last use comes first."""
-        self._enter(self._rank(block))
+        if self._policy.is_chained:
+            self._enter(self._rank(block))
+        else:
+            block.priority = self._policy.priority(block)
 
     def catch_up(self, block: Block) -> None:
         """A block was out of sight for a conversion or a copy, and is about to be added: what was ranked after it since
@@ -176,21 +162,26 @@ class IdleBlocks:
         return self.blocks[own[1]], False
 
     def _push(self, block: Block) -> None:
+        offset, kind = block.offset, block.block_class
         self._arrivals += 1
-        key = self._keys[block.offset] = (block.priority, block.last_used, self._arrivals)
-        heap = self._heaps.setdefault(block.block_class, [])
-        heappush(heap, (key, block.offset))
-        if len(heap) > 2 * self.num_of(block.block_class) + _SLACK:
+        key = self._keys[offset] = (block.priority, block.last_used, self._arrivals)
+        heap = self._heaps.get(kind)
+        if heap is None:
+            heap = self._heaps[kind] = []
+        heappush(heap, (key, offset))
+        if len(heap) > 2 * self._by_class.get(kind, 0) + _SLACK:
             heap[:] = [entry for entry in heap if self._keys.get(entry[1]) == entry[0]]
             heapify(heap)
 
     def _first_block(self, block_class: BlockClass, avoid_slab: int) -> tuple[_Key, int] | None:
-        heap = self._heaps.get(block_class, [])
+        heap, keys = self._heaps.get(block_class), self._keys
+        if not heap:
+            return None
         avoided: list[tuple[_Key, int]] = []
         while heap:
             key, offset = heap[0]
-            if self._keys.get(offset) == key:
-                if self._arena.slab_of(offset) != avoid_slab:
+            if keys.get(offset) == key:
+                if avoid_slab < 0 or offset // self._arena.slab_units != avoid_slab:
                     break
                 avoided.append(heap[0])
             heappop(heap)
@@ -201,7 +192,7 @@ class IdleBlocks:
 
     def _first_slab(self, block_class: BlockClass, avoid_slab: int) -> tuple[_Key, int] | None:
         """The whole slab of another class that goes first."""
-        if self.num_whole_slabs == self.num_whole_slabs_of(block_class):
+        if len(self._whole) == self._whole_slabs.get(block_class, 0):
             return None
         best: tuple[_Key, int] | None = None
         for other in [c for c, count in self._whole_slabs.items() if count and c != block_class]:
@@ -223,64 +214,6 @@ class IdleBlocks:
             if found is not None and (best is None or found < best):
                 best = found
         return best
-
-    def _blocks_in(self, slab: int) -> Iterator[Block]:
-        block_class = self._arena.slab_class(slab)
-        if block_class is None:
-            return
-        units = self._arena.block_bytes(block_class) // OFFSET_UNIT
-        start = slab * self._arena.slab_units
-        for slot in range(self._arena.per_slab(block_class)):
-            block = self.blocks.get(start + slot * units)
-            if block is not None:
-                yield block
-
-    # -- counts ---------------------------------------------------------------------------------------------------
-
-    def num_of(self, block_class: BlockClass) -> int:
-        """Idle blocks of a class."""
-        return self._by_class.get(block_class, 0)
-
-    def num_in(self, slab: int) -> int:
-        """Idle blocks in a slab."""
-        return self._by_slab[slab]
-
-    @property
-    def num_whole_slabs(self) -> int:
-        """Slabs that giving up idle blocks alone would empty."""
-        return len(self._whole)
-
-    def num_whole_slabs_of(self, block_class: BlockClass) -> int:
-        """Whole slabs of a class."""
-        return self._whole_slabs.get(block_class, 0)
-
-    def num_outside_whole_slabs(self, block_class: BlockClass) -> int:
-        """Idle blocks of a class in slabs that hold other blocks too."""
-        return self.num_of(block_class) - self._whole_blocks.get(block_class, 0)
-
-    def _count(self, block: Block, change: int) -> None:
-        slab = self._arena.slab_of(block.offset)
-        self._by_slab[slab] += change
-        self._by_class[block.block_class] = self._by_class.get(block.block_class, 0) + change
-        self.num_bytes += change * self._arena.block_bytes(block.block_class)
-        self._recount(slab)
-
-    def _recount(self, slab: int) -> None:
-        before = self._whole.pop(slab, None)
-        if before is not None:
-            self._whole_blocks[before[0]] -= before[1]
-            self._whole_slabs[before[0]] -= 1
-            self._slab_keys.pop(slab, None)
-        block_class, idle = self._arena.slab_class(slab), self._by_slab[slab]
-        if idle and block_class is not None and idle == self._arena.slab_used(slab):
-            self._whole[slab] = (block_class, idle)
-            self._whole_blocks[block_class] = self._whole_blocks.get(block_class, 0) + idle
-            self._whole_slabs[block_class] = self._whole_slabs.get(block_class, 0) + 1
-            self._changed.setdefault(block_class, {})[slab] = None
-
-    def counts(self) -> tuple[list[int], dict[BlockClass, int], set[int]]:
-        """For audits: idle blocks by slab, by class (none left out but zeros), and the whole slabs."""
-        return list(self._by_slab), {c: n for c, n in self._by_class.items() if n}, set(self._whole)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every idle block and whole slab can be found by its valid entry."""

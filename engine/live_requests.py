@@ -62,14 +62,15 @@ class LiveRequests:
     def deltas(self, outputs: Sequence[SequenceOutput], finished: Sequence[Request], now_ns: int) -> list[RequestDelta]:
         """What a step did; ``finished``: who ended in it, with an output or while it was planned."""
         ended = set(finished)
-        deltas = []
+        deltas: list[RequestDelta] = []
+        sampled: list[LiveRequest] = []
         for output in outputs:
             request = output.request
             record = self.by_id.get(request.request_id)
             if record is None:
                 continue
             if output.token_id is not None:
-                self._stats.token(record, now_ns)
+                sampled.append(record)
             reason = None
             if request in ended:
                 ended.discard(request)
@@ -90,4 +91,5 @@ class LiveRequests:
                     num_pinned_tokens=request.num_pinned_tokens,
                 )
             )
-        return deltas + self.unfit(ended)
+        self._stats.tokens(sampled, now_ns)
+        return deltas + self.unfit(ended) if ended else deltas

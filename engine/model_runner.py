@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import is_
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -175,12 +176,16 @@ class ModelRunner:
         hidden = self._hidden(inputs, attention)
         waited = self.streamer.take_wait_ns() if self.streamer is not None else 0
         self.last_work = StepWork(inputs.kv_bytes_read, inputs.kv_bytes_written, inputs.host_bytes_read, waited)
-        outputs = {id(sequence): SequenceOutput(sequence.request) for sequence in inputs.sequences}
+        outputs = [SequenceOutput(sequence.request) for sequence in inputs.sequences]
         self._read_out(inputs, hidden, outputs)
-        observed = attention.collector.results() if attention.collector is not None else {}
-        for output in outputs.values():
-            output.mass = observed.get(output.request)
-        return [outputs[id(sequence)] for sequence in plan.sequences]
+        if attention.collector is not None:
+            observed = attention.collector.results()
+            for output in outputs:
+                output.mass = observed.get(output.request)
+        if all(map(is_, inputs.sequences, plan.sequences)):
+            return outputs
+        by_sequence = dict(zip(map(id, inputs.sequences), outputs, strict=True))
+        return [by_sequence[id(sequence)] for sequence in plan.sequences]
 
     def _hidden(self, inputs: StepInputs, attention: PagedAttention) -> Tensor:
         """Hidden states [tokens, hidden] of the step."""
@@ -200,43 +205,44 @@ class ModelRunner:
             )
         return model.hidden(inputs.ids, inputs.positions, inputs.end, attention)
 
-    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
-        """From hidden states [tokens, hidden] to what each sequence reports, by ``id`` of the sequence."""
+    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: Sequence[SequenceOutput]) -> None:
+        """From hidden states [tokens, hidden] to what each sequence of the batch reports."""
         self._sample(inputs, hidden, outputs)
         self._score_prompts(inputs, hidden, outputs)
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
-        sampling = [
-            (sequence, row + sequence.num_tokens - 1)
-            for sequence, row in zip(inputs.sequences, inputs.first_rows, strict=True)
-            if sequence.samples
-        ]
-        if not sampling:
-            return
-        logits = self._logits(hidden, [row for _, row in sampling])
-        requests = [sequence.request for sequence, _ in sampling]
+    def _sample(self, inputs: StepInputs, hidden: Tensor, outputs: Sequence[SequenceOutput]) -> None:
+        sequences, rows = inputs.sequences, cast("Sequence[int]", range(len(hidden)))
+        if len(rows) != len(sequences) or not all(sequence.samples for sequence in sequences):
+            batch = zip(sequences, inputs.first_rows, outputs, strict=True)
+            sampling = [(row + part.num_tokens - 1, output) for part, row, output in batch if part.samples]
+            if not sampling:
+                return
+            rows, outputs = zip(*sampling, strict=True)
+        logits = self._logits(hidden, rows)
+        requests = [output.request for output in outputs]
         tokens = self._sampler.sample(logits, requests)
-        for (sequence, _), token in zip(sampling, tokens, strict=True):
-            outputs[id(sequence)].token_id = token
+        for output, token in zip(outputs, tokens, strict=True):
+            output.token_id = token
         wanted = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
         if wanted:
             num_top = [requests[row].params.logprobs or 0 for row in wanted]
             chosen = logits if len(wanted) == len(requests) else logits[torch.tensor(wanted, device=logits.device)]
             scored = token_logprobs(chosen, [tokens[row] for row in wanted], num_top)
             for row, logprobs in zip(wanted, scored, strict=True):
-                outputs[id(sampling[row][0])].logprobs = logprobs
+                outputs[row].logprobs = logprobs
 
-    def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
+    def _score_prompts(self, inputs: StepInputs, hidden: Tensor, outputs: Sequence[SequenceOutput]) -> None:
         """Log-probabilities of prompt tokens whose predecessor was computed (again, after a preemption)."""
-        for sequence, row in zip(inputs.sequences, inputs.first_rows, strict=True):
-            request = sequence.request
+        for index, output in enumerate(outputs):
+            request = output.request
             if request.params.prompt_logprobs is None:
                 continue
+            sequence, row = inputs.sequences[index], inputs.first_rows[index]
             targets = request.prompt_ids[sequence.start + 1 : sequence.start + sequence.num_tokens + 1]
             if targets:
                 logits = self._logits(hidden, range(row, row + len(targets)))
                 num_top = [request.params.prompt_logprobs] * len(targets)
-                outputs[id(sequence)].prompt_logprobs = token_logprobs(logits, targets, num_top)
+                output.prompt_logprobs = token_logprobs(logits, targets, num_top)
 
     def _logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         if len(rows) != len(hidden):

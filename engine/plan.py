@@ -6,7 +6,9 @@ the real model runner and the simulator's latency model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.attention_mass import ObservedMass
 from engine.request import Request
@@ -14,8 +16,7 @@ from engine.request import Request
 RecodeJob = tuple[int, int, int, int, int, int, int, int]  # columns: kernels.layout.JOB_*
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One block of a sequence's block table, or a run of its tiles (ADR 6), as an executor sees it.
 
     ``offset``: of its first tile, in units of 256 bytes. ``format_code``: kernels.layout.KVFormat.code. ``first``:
@@ -97,5 +98,5 @@ class SequenceOutput:
     request: Request
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     mass: ObservedMass | None = None

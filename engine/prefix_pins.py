@@ -17,7 +17,8 @@ from engine.block_table import BlockTable
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
 from engine.pool_block import DEVICE, Block
-from engine.prefix_cache import Match, PrefixCache
+from engine.prefix_cache import PrefixCache
+from engine.prefix_hits import Match
 from engine.recoder import Recoder
 from engine.stats import Counters
 from engine.versions import Versions

@@ -14,7 +14,8 @@ from engine.cache_sequence import CacheSequence
 from engine.formats import CHUNK_TOKENS
 from engine.host_tier import HostTier
 from engine.pool_block import DEVICE, HOST, Block
-from engine.prefix_cache import Match, PrefixCache
+from engine.prefix_cache import PrefixCache
+from engine.prefix_hits import Match
 from engine.prefix_pins import PrefixPins
 from engine.request import Request
 from engine.versions import Versions
@@ -104,22 +105,28 @@ class PrefixUses:
         """Enter newly completed chunks into the prefix cache."""
         if not sequence.use_prefix_cache or sequence.is_evicted:
             return
-        while sequence.chained + CHUNK_TOKENS <= sequence.committed:
-            position = sequence.chained
-            parent = sequence.node or self._prefix.root(request.cache.salt)
-            node = self._prefix.child(parent, _ids(request, position, position + CHUNK_TOKENS))
-            self.stand_on(sequence, node)
-            sequence.chained += CHUNK_TOKENS
-            self._prefix.popularity.entered()
+        prefix, start = self._prefix, sequence.chained
+        stop = start + (sequence.committed - start) // CHUNK_TOKENS * CHUNK_TOKENS
+        if stop <= start:
+            return
+        ids = _ids(request, start, stop)
+        node = sequence.node or prefix.root(request.cache.salt)
+        new: list[Block] = []
+        for position in range(start, stop, CHUNK_TOKENS):
+            node = prefix.child(node, ids[position - start : position - start + CHUNK_TOKENS])
+            prefix.popularity.entered()
             if not request.num_preemptions:
-                self._prefix.use(node)
+                prefix.use(node)
             for group, table in enumerate(sequence.tables):
                 block = table.blocks[table.index_at(position)]
-                displaced = self._prefix.put(node, group, block, position, sequence.lossiest)
-                if block.nodes:
-                    self._lives.cached(block)
+                displaced = prefix.put(node, group, block, position, sequence.lossiest)
+                if block.cached_ns < 0 and block.nodes:
+                    new.append(block)
                 if displaced is not None:
                     self._displace(group, displaced, block)
+        self.stand_on(sequence, node)  # of those between each is the next one's parent
+        sequence.chained = stop
+        self._lives.all_cached(new)
 
     def _displace(self, group: int, old: Block, new: Block) -> None:
         """A chunk's less lossy KV took the place of another's."""

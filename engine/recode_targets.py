@@ -47,9 +47,13 @@ class RecodeTargets:
         if self.num_floored and block.holders:
             floor = min(self.sequences[holder].max_lossiness for holder in block.holders)
             return self._target_of(block.block_class, min(self._lossiness, floor))
-        target = self._targets.get(block.block_class)
+        return self.unheld_target(block.block_class)
+
+    def unheld_target(self, block_class: BlockClass) -> BlockClass:
+        """The same for blocks of a class that no sequence with a floor holds."""
+        target = self._targets.get(block_class)
         if target is None:
-            target = self._targets[block.block_class] = self._target_of(block.block_class, self._lossiness)
+            target = self._targets[block_class] = self._target_of(block_class, self._lossiness)
         return target
 
     def _target_of(self, block_class: BlockClass, lossiness: int) -> BlockClass:

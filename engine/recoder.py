@@ -23,7 +23,7 @@ least recently used ones makes room for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence, CacheSettings
@@ -78,6 +78,18 @@ class Recoder:
             self._stalled_at = None
         elif block.is_stale:
             self.pool.stale.discard(block)
+
+    def consider_left(self, blocks: Sequence[Block]) -> None:
+        """The same for blocks that a sequence has let go of; those that were freed are no more."""
+        kind: BlockClass | None = None
+        has_class = False
+        for block in blocks:
+            if block.block_class is not kind:
+                kind = block.block_class
+                has_class = self.targets.unheld_target(kind) == kind
+            # Nobody holds it and it has its class: the usual case, in which there is nothing to do.
+            if block.holders or (block.nodes and (block.is_stale or not has_class)):
+                self.consider(block)
 
     def advance(self, sequence: CacheSequence) -> None:
         """Consider the blocks that a sequence has left behind since it was last looked at."""

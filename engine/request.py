@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from typing import Final
+
+_COLDEST: Final = 1e-5
 
 
 class RequestStatus(StrEnum):
@@ -41,6 +45,15 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Nearly 0 counts as 0, with vLLM's bound; dividing by less than float32 holds would give NaN."""
+        return self.temperature < _COLDEST
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True)

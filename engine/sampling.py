@@ -18,7 +18,6 @@ from engine.plan import TokenLogprobs
 from engine.request import Request, SamplingParams
 
 _MASK64 = (1 << 64) - 1
-_COLDEST = 1e-5
 _TOP_CANDIDATES = 1024  # the nucleus is sought among these before the whole vocabulary is sorted
 _LOGPROB_ELEMENTS = 1 << 24  # log-softmax of a prompt goes in slices of about this many elements
 
@@ -33,15 +32,6 @@ def uniform(seed: int, index: int) -> float:
     return (state >> 11) * 2.0**-53
 
 
-def is_greedy(params: SamplingParams) -> bool:
-    """Nearly 0 counts as 0, with vLLM's bound; dividing by less than float32 holds would give NaN."""
-    return params.temperature < _COLDEST
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
-
-
 @dataclass
 class _TokenCounts:
     """How often each token occurred, on the logits' device, up to ``known`` output tokens."""
@@ -49,6 +39,14 @@ class _TokenCounts:
     in_output: Tensor  # float32 [vocab]
     in_prompt: Tensor  # bool [vocab]
     known: int = 0
+
+
+def likeliest(logits: Tensor) -> list[int]:
+    """Of each row the token of the largest logit, the first one of equals."""
+    if logits.device.type == "cpu":  # numpy looks at many elements at a time, torch at one
+        found: list[int] = logits.numpy().argmax(axis=-1).tolist()
+        return found
+    return logits.argmax(dim=-1).tolist()
 
 
 class Sampler:
@@ -65,14 +63,14 @@ class Sampler:
 
         Waits for the device once.
         """
-        penalised = [row for row, request in enumerate(requests) if has_penalties(request.params)]
+        penalised = [row for row, request in enumerate(requests) if request.params.has_penalties]
         if penalised:
             logits = logits.clone()
             for row in penalised:
                 self._penalise(logits[row], requests[row])
-        random_rows = [row for row, request in enumerate(requests) if not is_greedy(request.params)]
+        random_rows = [row for row, request in enumerate(requests) if not request.params.is_greedy]
         if not random_rows:
-            return logits.argmax(dim=-1).tolist()
+            return likeliest(logits)
         tokens = logits.argmax(dim=-1)
         everything = len(random_rows) == len(requests)
         rows = torch.tensor(random_rows, device=logits.device)

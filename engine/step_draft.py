@@ -17,7 +17,8 @@ class StepDraft:
         self.budget = budget
         self.preempted: list[Request] = []
         self._max_chunk = max_chunk
-        self._sequences: dict[str, ScheduledSequence] = {}
+        self._decodes: dict[str, ScheduledSequence] = {}
+        self._chunks: dict[str, ScheduledSequence] = {}
 
     def chunk(self, request: Request) -> int:
         """Tokens that a request may compute in this step."""
@@ -34,26 +35,24 @@ class StepDraft:
 
     def put(self, request: Request, num_tokens: int, missing: int) -> None:
         """The same for one whose missing tokens have been counted."""
+        start = request.num_computed_tokens
         samples = num_tokens == missing and request.params.max_tokens > 0
-        self._sequences[request.request_id] = ScheduledSequence(
-            request, request.num_computed_tokens, num_tokens, samples
-        )
+        is_decode = num_tokens == 1 and start >= len(request.prompt_ids)
+        part = ScheduledSequence(request, start, num_tokens, samples)
+        (self._decodes if is_decode else self._chunks)[request.request_id] = part
         self.budget -= num_tokens
 
     def preempt(self, request: Request) -> None:
         """The request computes nothing after all."""
-        sequence = self._sequences.pop(request.request_id, None)
+        name = request.request_id
+        sequence = self._decodes.pop(name, None) or self._chunks.pop(name, None)
         if sequence is not None:
             self.budget += sequence.num_tokens
         self.preempted.append(request)
 
     def ordered(self, cache: CacheManager) -> tuple[ScheduledSequence, ...]:
         """Decodes, then prefill chunks (a prompt's last token alone is one)."""
-        planned: list[ScheduledSequence] = []
-        chunks: list[ScheduledSequence] = []
-        for sequence in self._sequences.values():
-            (planned if sequence.is_decode else chunks).append(sequence)
-        planned += chunks
+        planned = [*self._decodes.values(), *self._chunks.values()]
         if cache.observes:
             for index, part in enumerate(planned):
                 count = cache.observed_queries(part.request, part.start, part.start + part.num_tokens)

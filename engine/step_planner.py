@@ -48,15 +48,20 @@ class StepPlanner:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in queues.running:
-            (decoding if request.num_uncomputed_tokens == 1 else prefilling).append(request)
+            known = len(request.prompt_ids) + len(request.output_ids)
+            (decoding if known - request.num_computed_tokens == 1 else prefilling).append(request)
         if len(decoding) > draft.budget:
             # Whoever had to wait goes first next time; without this the youngest would starve.
             start = self._served_to % len(decoding)
             decoding = decoding[start:] + decoding[:start]
             self._served_to = start + draft.budget
+        take_slot = self._cache.take_slot
         for request in decoding:
             if draft.budget and request.status is RequestStatus.RUNNING:
-                self._continue(request, 1, draft)
+                if take_slot(request):  # the usual case
+                    draft.put(request, 1, 1)
+                else:
+                    self._continue(request, 1, draft)
         for request in prefilling:
             if draft.budget and request.status is RequestStatus.RUNNING:
                 self._continue(request, request.num_uncomputed_tokens, draft)

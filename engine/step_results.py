@@ -26,6 +26,7 @@ class StepResults(SchedulerPart):
         sampled and has no token counts as not run.
         """
         finished: list[Request] = []
+        now_ns = self._clock.now_ns()
         by_request = {output.request: output for output in outputs}
         commit = self._cache.commit
         counters, lost = self._counters, self._queues.lost
@@ -36,25 +37,26 @@ class StepResults(SchedulerPart):
                 continue
             if sequence.samples and (output is None or output.token_id is None):
                 continue
-            stop = sequence.start + sequence.num_tokens
-            request.num_computed_tokens = stop
-            if sequence.is_decode:
+            start, number, prompt = sequence.start, sequence.num_tokens, len(request.prompt_ids)
+            request.num_computed_tokens = stop = start + number
+            if number == 1 and start >= prompt:
                 counters.decode_tokens_computed += 1
             else:
-                counters.prefill_tokens_computed += sequence.num_tokens
-                prompt = len(request.prompt_ids)
-                if sequence.start < prompt <= stop and lost.get(request.request_id, 0) < prompt:
+                counters.prefill_tokens_computed += number
+                if start < prompt <= stop and lost.get(request.request_id, 0) < prompt:
                     counters.prompt_tokens += prompt
             if lost:
                 self._count_recomputed(sequence, output)
             commit(request, stop, output.mass if output is not None else None)
-            reason = self._take_token(sequence, output)
+            reason = self._take_token(sequence, output, now_ns)
             if reason is not None:
                 self._finisher.finish(request, reason)
                 finished.append(request)
         return finished
 
-    def _take_token(self, sequence: ScheduledSequence, output: SequenceOutput | None) -> FinishReason | None:
+    def _take_token(
+        self, sequence: ScheduledSequence, output: SequenceOutput | None, now_ns: int
+    ) -> FinishReason | None:
         request, params = sequence.request, sequence.request.params
         if not sequence.samples:
             done = params.max_tokens == 0 and request.num_computed_tokens == request.num_tokens
@@ -63,7 +65,6 @@ class StepResults(SchedulerPart):
             return None  # unreachable: ``take`` leaves such a sequence alone
         token = output.token_id
         request.output_ids.append(token)
-        now_ns = self._clock.now_ns()
         if request.first_token_ns is None:
             request.first_token_ns = now_ns
         request.last_token_ns = now_ns
@@ -85,4 +86,4 @@ class StepResults(SchedulerPart):
         request.num_recomputed_tokens += again
         self._counters.recomputed_tokens += again
         if output is not None and again:
-            del output.prompt_logprobs[:again]
+            output.prompt_logprobs = output.prompt_logprobs[again:]

@@ -101,7 +101,8 @@ def build(
 def decode_steps(engine: BenchEngine, batch: int, prompt: int, steps: int, settle: int = 8) -> float:
     """Median nanoseconds of a step in which ``batch`` sequences decode and nothing else happens; all end after it.
 
-    ``settle``: such steps before those that count. The first counted one finds contexts of ``prompt + settle`` tokens.
+    ``settle``: such steps before those that count, after which all is converted that can be. The first counted one
+    finds contexts of ``prompt + settle`` tokens.
     """
     core, clock = engine.core, engine.clock
     # While later prompts are computed, earlier ones decode already.
@@ -111,15 +112,18 @@ def decode_steps(engine: BenchEngine, batch: int, prompt: int, steps: int, settl
         core.add(request)
     while not all(request.output_ids for request in live):
         core.step()
+    for _ in range(settle):
+        core.step()
+    while core.has_background_work:  # what is old has its format before anything counts
+        core.background()
+    engine.parts.reset()
     times = []
-    for step in range(settle + steps):
-        if step == settle:
-            engine.parts.reset()
+    for _ in range(steps):
         begin_ns = clock.now_ns()
         core.step()
         times.append(clock.now_ns() - begin_ns)
     core.abort_all()
-    return statistics.median(times[settle:])
+    return statistics.median(times)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ TINY_KV: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
-    "max_position_embeddings": 1 << 17,
+    "max_position_embeddings": 1 << 18,
 }
 
 

@@ -58,13 +58,13 @@ class _ForcingRunner(ModelRunner):
         self.known: dict[Request, tuple[int, Sample]] = {}
         self.predictions: Predictions | None = None
 
-    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: dict[int, SequenceOutput]) -> None:
+    def _read_out(self, inputs: StepInputs, hidden: Tensor, outputs: Sequence[SequenceOutput]) -> None:
         judged: list[tuple[int, int, int, int]] = []  # row, sample, position, target
-        for sequence, first_row in zip(inputs.sequences, inputs.first_rows, strict=True):
+        for sequence, first_row, output in zip(inputs.sequences, inputs.first_rows, outputs, strict=True):
             number, sample = self.known[sequence.request]
             stop = sequence.start + sequence.num_tokens
             if sequence.samples:
-                outputs[id(sequence)].token_id = sample.ids[stop]
+                output.token_id = sample.ids[stop]
             for position in range(max(sequence.start + 1, sample.score_from), min(stop + 1, len(sample.ids))):
                 row = first_row + position - 1 - sequence.start
                 judged.append((row, number, position, sample.ids[position]))

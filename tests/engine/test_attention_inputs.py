@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -22,25 +23,26 @@ class FakeTables:
 
     def __init__(self) -> None:
         self.tables: dict[tuple[Request, int], list[Entry]] = {}
-        self.changed: dict[tuple[Request, int], tuple[int, int]] = {}
+        self.changes: dict[tuple[Request, int], list[tuple[int, int]]] = {}  # version, first entry
         self.version = 0
         self.num_read = 0
 
     def set(self, request: Request, group: int, entries: list[Entry], first_changed: int = 0) -> None:
         self.version += 1
         self.tables[request, group] = entries
-        self.changed[request, group] = (self.version, first_changed)
+        self.changes.setdefault((request, group), []).append((self.version, first_changed))
 
     def entries(self, request: Request, group: int, start: int = 0) -> Sequence[Entry]:
         found = self.tables[request, group][start:]
         self.num_read += len(found)
         return found
 
-    def entries_version(self, request: Request, group: int) -> int:
-        return self.changed[request, group][0]
+    def entries_versions(self, requests: Sequence[Request], group: int) -> list[int]:
+        return [self.changes[request, group][-1][0] for request in requests]
 
     def first_changed_index(self, request: Request, group: int, since: int) -> int:
-        return 0 if since == 0 else self.changed[request, group][1]
+        found = [first for version, first in self.changes[request, group] if version > since]
+        return 0 if since == 0 else min(found)
 
 
 def make(prompt: int, output: int = 0) -> Request:
@@ -154,7 +156,7 @@ def test_rows_are_forgotten_with_their_request() -> None:
     build.build([ScheduledSequence(request, 0, 4, samples=True)], tables)
     assert len(build._rows) == 1
     tables.tables.clear()
-    tables.changed.clear()
+    tables.changes.clear()
     del request
     assert len(build._rows) == 0
 
@@ -164,3 +166,72 @@ def valid_of(inputs: StepInputs) -> list[int]:
     view = group.decode or group.prefill
     assert view is not None
     return view.entries[0, : int(view.num_entries[0]), 3].tolist()
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_tables_are_those_of_a_builder_that_sees_them_for_the_first_time(seed: int, window: int | None) -> None:
+    """Sequences come, go, change places, grow, and have blocks replaced anywhere."""
+    rng, tables = random.Random(seed), FakeTables()
+    build, live, computed = builder(1, (window,)), list[Request](), dict[Request, int]()
+    offsets = iter(range(10, 1 << 20))
+    for _ in range(150):
+        if len(live) < 6 and rng.random() < 0.3:
+            live.append(make(rng.randint(1, 300), output=400))
+            computed[live[-1]] = 0
+        if live and rng.random() < 0.05:
+            rng.shuffle(live)
+        if live and rng.random() < 0.05:
+            live.pop()
+        plan = []
+        for request in live:
+            if rng.random() < 0.05:
+                continue
+            start = computed[request]
+            if start and rng.random() < 0.03:  # a conversion: from some entry on, all lie elsewhere
+                old = tables.tables[request, 0]
+                first = rng.randrange(len(old))
+                moved = [Entry(next(offsets), INT8.code, *entry[2:]) for entry in old[first:]]
+                tables.set(request, 0, [*old[:first], *moved], first)
+            number = 1 if start >= len(request.prompt_ids) else rng.randint(1, len(request.prompt_ids) - start)
+            cover(tables, request, start + number, offsets)
+            plan.append(ScheduledSequence(request, start, number, samples=True))
+            computed[request] = start + number
+        if not plan:
+            continue
+        for _ in range(rng.choice([1, 1, 2])):  # a step that failed is tried again
+            inputs = build.build(plan, tables)
+        fresh = builder(1, (window,)).build(plan, Unchanged(tables))
+        assert picture(inputs) == picture(fresh)
+
+
+class Unchanged:
+    """Tables as somebody sees them who has not seen them before."""
+
+    def __init__(self, tables: FakeTables) -> None:
+        self.entries, self.entries_versions = tables.entries, tables.entries_versions
+
+    def first_changed_index(self, _request: Request, _group: int, _since: int) -> int:
+        return 0
+
+
+def cover(tables: FakeTables, request: Request, stop: int, offsets: Iterator[int]) -> None:
+    """Blocks up to a position. A table that has all of them stays as it is: only its last entry grows."""
+    old = tables.tables.get((request, 0), [])
+    end = old[-1].first + 16 if old else 0
+    if end < stop:
+        whole = [entry._replace(valid=16) for entry in old]
+        new = [native(next(offsets), first, min(16, stop - first)) for first in range(end, stop, 16)]
+        tables.set(request, 0, whole + new, max(0, len(old) - 1))
+
+
+def picture(inputs: StepInputs) -> list[object]:
+    group = inputs.groups[0]
+    seen: list[object] = [inputs.ids.tolist(), inputs.positions.tolist(), inputs.end, inputs.first_rows]
+    seen += [inputs.query_starts.tolist(), group.slots.tolist(), inputs.kv_bytes_read, inputs.kv_bytes_written]
+    for view in (group.decode, group.prefill):
+        if view is not None:
+            counts = view.num_entries.tolist()
+            rows = [row[:count].tolist() for row, count in zip(view.entries, counts, strict=True)]
+            seen += [rows, counts, view.query_first.tolist()]
+    return seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from engine.arena import Arena, IntegrityError
@@ -132,3 +134,51 @@ def test_stale_bytes_follow_blocks() -> None:
     pool.drop_all_idle()
     assert (pool.stale.num_bytes, pool.resident_bytes, pool.stale.by_slab) == (0, 0, {})
     check_pool(pool)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_storage_taken_over_on_the_spot_is_what_giving_up_and_allocating_comes_to(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same history twice, once with every victim freed first and then allocated for."""
+
+    def live() -> tuple[list[object], int]:
+        rng = random.Random(seed)
+        pool, dropped = make(num_slabs=6)
+        taken_over, seen, held = 0, list[object](), list[Block]()
+        take_over = pool._take_over
+
+        def counted(old: Block, first: int) -> Block:
+            nonlocal taken_over
+            taken_over += 1
+            return take_over(old, first)
+
+        pool._take_over = counted  # type: ignore[method-assign]
+        for sequence in range(1, 60):
+            kind = rng.choices([SMALL, MIDDLE, LARGE], [6, 2, 2])[0]
+            avoid, start = rng.choice([-1, -1, rng.randrange(6)]), len(dropped)
+            blocks = pool.take_run(
+                kind, 0, rng.randint(1, 24 if kind == SMALL else 3), keep_slabs=rng.choice([0, 1]), avoid_slab=avoid
+            )
+            for block in blocks:
+                pool.hold(block, sequence)
+                pool.fill(block, 16)
+                block.nodes[block.first] = 1
+            held += blocks
+            rng.shuffle(held)
+            while held and (len(held) > 40 or rng.random() < 0.8):
+                block = held.pop()
+                pool.stale.add(block)
+                pool.drop(block, next(iter(block.holders)))
+            check_pool(pool)
+            figures = (pool.version, pool.dropped_idle, pool.resident_bytes, dict(pool.lives.dropped))
+            seen.append(
+                ([(block.offset, block.first) for block in blocks], dropped[start:], list(pool.blocks), figures)
+            )
+        return seen, taken_over
+
+    usual, taken_over = live()
+    monkeypatch.setattr(BlockPool, "_is_kept_slab", lambda _pool, _block: False)
+    expected, none = live()
+    assert usual == expected
+    assert (taken_over > 50, none) == (True, 0)

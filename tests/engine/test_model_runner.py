@@ -68,8 +68,8 @@ class HandMadeCache:
         blocks = list(enumerate(self.blocks[request]))[start:]
         return [Entry(b * self.strides[group], 0, i * size, min(size, total - i * size)) for i, b in blocks]
 
-    def entries_version(self, _request: Request, _group: int) -> int:
-        return self.version
+    def entries_versions(self, requests: Sequence[Request], _group: int) -> list[int]:
+        return [self.version] * len(requests)
 
     def first_changed_index(self, _request: Request, _group: int, _since: int) -> int:
         return 0

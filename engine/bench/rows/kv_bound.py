@@ -21,7 +21,6 @@ def run(context: Context) -> dict[str, Any]:
     for kv_format in context.formats:
         values: dict[str, str | int] = {"kv_format": kv_format, "block_size": 64}
         engine = build(folder, context.now_ns, pool_bytes=1 << 30, values=values)
-        # Steps until what is old has been recoded do not count.
         step_ns[kv_format] = decode_steps(engine, _BATCH, _PROMPT, steps, settle=8)
         context.log(f"  {kv_format}: {step_ns[kv_format] / 1e3:.0f} us a step, {engine.parts.spent_us(steps)}")
         pool_bytes = int(1.1 * _POOL_SEQUENCES * (_PROMPT + _OUTPUT) * token_bytes)

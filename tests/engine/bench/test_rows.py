@@ -26,6 +26,20 @@ def test_decode_steps_hold_the_batch_and_leave_nothing(folder: Path) -> None:
     engine.cache.check_integrity()
 
 
+def test_all_is_converted_before_steps_count(folder: Path) -> None:
+    engine = build(folder, time.process_time_ns, pool_bytes=4 << 20, values={"kv_format": "int8", "block_size": 32})
+    reset, waiting = engine.parts.reset, list[bool]()
+
+    def begin() -> None:
+        waiting.append(engine.cache.has_recode_work())
+        reset()
+
+    engine.parts.reset = begin  # type: ignore[method-assign]
+    decode_steps(engine, 3, 200, steps=2, settle=0)
+    assert waiting == [False]
+    assert engine.scheduler.counters.recoded_tokens >= 3 * 128
+
+
 def test_closed_loops_give_every_token(folder: Path) -> None:
     engine = build(folder, time.process_time_ns, pool_bytes=4 << 20, is_timed=False)
     figures = closed_loop(engine, 2, 5, 16, 6)

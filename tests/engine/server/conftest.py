@@ -95,7 +95,8 @@ class FakeRunner:
                 output.logprobs = self._logprobs(output.token_id, request.params.logprobs)
         if request.params.prompt_logprobs is not None:
             for token_id in request.prompt_ids[sequence.start + 1 : end + 1]:
-                output.prompt_logprobs.append(self._logprobs(token_id, request.params.prompt_logprobs))
+                row = self._logprobs(token_id, request.params.prompt_logprobs)
+                output.prompt_logprobs = [*output.prompt_logprobs, row]
         return output
 
     @staticmethod
