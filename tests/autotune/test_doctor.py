@@ -331,17 +331,20 @@ def installed(**more: Any) -> Fake:
 @pytest.mark.parametrize("package", ["autotune", "policies", "envs", "engine", "kernels"])
 def test_packages_that_stand_before_ours(package: str) -> None:
     assert levels(packages.check_shadows(installed(path=[str(HOME)]).probes(), HOME)) == [("packages", Level.OK)]
-    for file in (f"/work/mine/{package}/__init__.py", f"/work/mine/{package}.py"):
-        before = installed(files={file: ""}, path=["/work/mine", str(HOME)])
+    for file in (f"/home/me/mine/{package}/__init__.py", f"/home/me/mine/{package}.py"):
+        before = installed(files={file: ""}, path=["/home/me/mine", str(HOME)])
         (found,) = packages.check_shadows(before.probes(), HOME)
-        assert (found.level, f"`import {package}` finds /work/mine/{package}" in found.found) == (Level.PROBLEM, True)
-        behind = installed(files={file: ""}, path=[str(HOME), "/work/mine"])
+        assert (found.level, f"`import {package}` finds /home/me/mine/{package}" in found.found) == (
+            Level.PROBLEM,
+            True,
+        )
+        behind = installed(files={file: ""}, path=[str(HOME), "/home/me/mine"])
         assert levels(packages.check_shadows(behind.probes(), HOME)) == [("packages", Level.OK)]
-        here = installed(files={file: ""}, path=[str(HOME)], cwd="/work/mine")
+        here = installed(files={file: ""}, path=[str(HOME)], cwd="/home/me/mine")
         assert levels(packages.check_shadows(here.probes(), HOME)) == [
             ("packages", Level.WARNING), ("packages", Level.OK)
         ]  # fmt: skip
-    plain = installed(files={f"/work/mine/{package}/data.csv": ""}, path=["/work/mine", str(HOME)])
+    plain = installed(files={f"/home/me/mine/{package}/data.csv": ""}, path=["/home/me/mine", str(HOME)])
     assert levels(packages.check_shadows(plain.probes(), HOME)) == [("packages", Level.OK)]
 
 
