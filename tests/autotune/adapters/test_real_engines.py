@@ -39,6 +39,7 @@ class Kind:
     model: str
     before: dict[str, Any]
     after: dict[str, Any]
+    clients: int = 6
 
     def command(self, port: int) -> list[str]:
         at = ["--host", "127.0.0.1", "--port", str(port)]
@@ -58,6 +59,7 @@ KINDS = (
         os.environ.get("AUTOTUNE_LLAMA_MODEL", ""),
         {**F16, "parallel": 2},
         {**Q8, "parallel": 3},
+        clients=3,
     ),
     Kind(
         "vllm",
@@ -142,12 +144,12 @@ class Service:
 
 
 class Clients:
-    """Six of them, each asking again as soon as it is answered: more than there is memory for."""
+    """Each asks again as soon as it is answered: more than there is memory for, and what there would be after."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.answered, self.failed = url, 0, list[str]()
+    def __init__(self, service: Service) -> None:
+        self.url, self.answered, self.failed = service.url, 0, list[str]()
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(6)]
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(service.kind.clients)]
         for thread in self._threads:
             thread.start()
 
@@ -237,7 +239,7 @@ def test_with_permission_one_restart_is_carried_out_and_verified(service: Servic
     daemon = Daemon(tmp_path, service, allowed=True)
     try:
         until(lambda: daemon.status().get("engine") == "ok", "the daemon to see the engine")
-        clients = Clients(service.url)
+        clients = Clients(service)
         began = daemon.status()["tick"]
         until(lambda: (daemon.status().get("values") or {}).get("running"), "the load to be seen")
         seen_after = daemon.status()["tick"] - began
@@ -258,7 +260,7 @@ def test_with_permission_one_restart_is_carried_out_and_verified(service: Servic
 def test_without_permission_nothing_is_restarted(service: Service, tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, service, allowed=False)
     try:
-        clients = Clients(service.url)
+        clients = Clients(service)
         until(lambda: daemon.journal.exists() and "advised" in daemon.verdicts(), "advice", 240)
         clients.stop()
         # The daemon has ticked beside an idle engine for a while by then.
