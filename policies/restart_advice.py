@@ -17,6 +17,7 @@ from envs.port import Change
 from envs.reward import literature_quality
 from envs.window import ratio
 from policies.restart_looks import Evidence, Look, evidence_of
+from policies.usual_budget import USUAL_BUDGET
 
 _WORTH_A_LOOK: Final = 0.05  # share of the time watched
 _ENOUGH: Final = 0.8  # of the pressure gone: a still lossier format would not be worth its loss
@@ -52,7 +53,7 @@ class Terms:
     it costs. ``least_s``: less watching decides nothing.
     """
 
-    quality_budget: float | None = 0.005
+    quality_budget: float | None = USUAL_BUDGET
     restart_s: float = 60.0
     is_restart_measured: bool = False
     payback_s: float = 3600.0

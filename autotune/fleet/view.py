@@ -24,7 +24,7 @@ _COLUMNS: Final = (
     "TBT p95",
     "last decision",
 )
-_SHORT: Final = 0.005  # a share below half a per cent is not worth a place
+_SHORT: Final = 1 / 200  # a share below half a per cent is not worth a place
 _MOST_CHARS: Final = 60
 
 

@@ -95,6 +95,7 @@ def test_prompt_logprobs_survive_preemption_once_each(loaded: LoadedModel) -> No
         return allocate(request, num_new_tokens, **options)
 
     engine.cache.allocate = scarce  # type: ignore[method-assign]
+    engine.cache.take_slot = lambda _: False  # type: ignore[method-assign]  # so that everything asks above
     results = [engine.add(prompt, params) for prompt in prompts]
     engine.run()
     assert sum(result.request.num_preemptions for result in results) == 1

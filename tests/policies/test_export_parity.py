@@ -136,7 +136,7 @@ def test_in_the_loop_it_does_what_the_model_does_behind_its_guard(algo: str, tmp
     vector, _ = env.reset()
     state, changes = policy.initial_state(), 0
     for _ in range(recipe.episode_steps):
-        observation, mask = env.look()
+        observation, mask, _ = env.look()
         assert observation is not None
         more = {"action_masks": mask} if algo == "maskable-ppo" else {}
         action = int(model.predict(normalised.normalize_obs(vector), deterministic=True, **more)[0])
