@@ -15,6 +15,7 @@ from engine.formats import FORMATS, NATIVE
 from engine.memory_model import token_bytes
 from engine.models.config import ModelConfig
 from engine.models.groups import layer_groups
+from engine.models.parameters import count_parameters
 from engine.step_counts import RECODES
 from engine.transfers import HostLink
 from envs.latency_model import LatencyModel
@@ -58,10 +59,8 @@ DEVICES: Final[Mapping[str, DataSheet]] = MappingProxyType({
 
 def parameters(config: ModelConfig) -> tuple[int, int]:
     """Weights of the layers and of the output head (which decoding reads too)."""
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = config.hidden_size * (2 * query + 2 * kv)
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    return config.num_layers * (attention + feed_forward), config.hidden_size * config.vocab_size
+    found = count_parameters(config)
+    return found.matrices, found.head or found.embedding
 
 
 def analytic_seconds(config: ModelConfig, sheet: DataSheet) -> tuple[dict[str, float], int]:

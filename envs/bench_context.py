@@ -31,7 +31,6 @@ _LENGTH_SCALE: Final = 8.0
 _LOOKS: Final = 6
 _PROFILE_TOKENS: Final = 5000
 _PROFILE_POOL_BYTES: Final = 64 << 20
-_RUNS_PER_LOOK: Final = 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Bench:
         """One trace, live several times with looks at the machine in between, and its simulation."""
         options, live = self.options(values), []
         for run in range(repeats):
-            if run and run % _RUNS_PER_LOOK == 0:  # before the first run there was one, that of the case before
+            if run:  # before the first run there was one, that of the case before
                 self.look()
             live.append(figures(self.live.run(trace, options, changes).records))
         self.look()

@@ -37,7 +37,7 @@ _SHORTEST = 8  # tokens of a prompt in a served load
 _ODD = 3
 REPEATS = 3  # rounds over all scenarios
 _LARGE_TOKENS = 4096
-_DECODED = 64  # tokens that any scenario adds to a sequence, at most
+_DECODED = 64  # tokens that a scenario adds to a sequence, about
 _PARTS_OF_OLD = 4  # blocks of an old request
 
 
