@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from toy_runs import last, recipe, rows, run, weights
 from toy_training import DOWN, UP, Ticks, Toy, right, toys
 

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
 pytest.importorskip("stable_baselines3", reason="the extra 'train' is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from toy_runs import last, recipe, rows, run, weights
 from toy_training import Ticks, right, toys
