@@ -130,7 +130,7 @@ class Lookahead(_Strict):
     every: _Count = 8
     tries: _Count = 5
     requests: _Positive = 2.0
-    least: _Count = 8
+    least: _Count = 4
     longest: _Count = 20
     epochs: _Count = 20
     batch_size: _Count = 128

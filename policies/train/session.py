@@ -29,12 +29,11 @@ from policies.train.algorithms import Algorithm, build
 from policies.train.checkpoint import Progress
 from policies.train.imitate import warm_start
 from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, score, scores, static_act, teacher_act
-from policies.train.lessons import read_lessons, write_lessons
-from policies.train.lookahead import NONE, Studied
 from policies.train.recipe import Lookahead, Recipe, write_recipe
+from policies.train.rounds import Rounds
 from policies.train.teacher import Teacher
 from policies.train.vector import MakeEnv, outcomes, raw, stack
-from policies.train.worth import Learner, Trials, fit, sharpen, student_of
+from policies.train.worth import Learner, sharpen
 from policies.training_range import RangeRecorder
 
 CHECKPOINTS: Final = "checkpoints"
@@ -44,7 +43,6 @@ SCORES: Final = "scores.json"
 KEPT: Final = 3  # checkpoints
 FINAL_FIRST: Final = 10_000  # held-out episodes of the final scores: none that chose the best model
 _ENDLESS_STEPS: Final = 1 << 40
-_LOOKS_FROM: Final = 1 << 10  # episodes apart, behind those of imitation
 Tell = Callable[[Progress, str], None]
 """Gets where the run is and one line when there is something to say ("" otherwise)."""
 
@@ -124,17 +122,14 @@ class _Run(BaseCallback):
         plan, progress = self.recipe.lookahead, self.progress
         if plan is None or progress.looked:
             return
-        lessons = read_lessons(self.folder, progress.rounds)
+        learner = cast("Learner", self.algorithm)
+        rounds = Rounds(self.recipe, plan, self.folder, learner, self.normalised, progress.rounds)
+        if not progress.rounds:  # what imitation alone came to may stay the best
+            self._judge_and_save(row := self._row())
+            self._write(row)
         while self._may_look(plan):
-            studied = self._studied(plan)
-            write_lessons(self.folder, progress.rounds, studied)
-            lessons += studied
-            rng = np.random.default_rng([self.recipe.seed, 3, progress.rounds])
-            found = fit(cast("Learner", self.algorithm), self.normalised, Trials.of(lessons), plan, rng)
-            progress.rounds += 1
-            progress.tried += sum(int((one.actions != NONE).sum()) for one in studied)
-            self._outcomes = [one.outcome for one in studied]
-            row = {**self._row(), "lookahead": {**found, "rounds": progress.rounds, "tried": progress.tried}}
+            found, self._outcomes = rounds.play(progress, self.seen)
+            row = {**self._row(), "lookahead": found}
             self._set_price()
             self._outcomes.clear()
             got, best = (100 * plan.unit * found[name] for name in ("got", "best"))
@@ -146,7 +141,7 @@ class _Run(BaseCallback):
             self._judge_and_save(row)
             self._write(row)
         progress.waited, progress.stopped, progress.looked = 0, "", True
-        sharpen(cast("Learner", self.algorithm), plan.sharpen)
+        sharpen(learner, plan.sharpen)
 
     def learn(self) -> None:
         vectors = self._back_to(self.progress.episode)
@@ -186,16 +181,6 @@ class _Run(BaseCallback):
         if self.recipe.minutes is None:
             return self.progress.rounds < plan.rounds
         return self.progress.seconds < 60 * plan.share * self.recipe.minutes
-
-    def _studied(self, plan: Lookahead) -> list[Studied]:
-        """An episode of every environment, each in its own process and at its own pace."""
-        student = student_of(cast("Learner", self.algorithm), self.normalised, self.recipe)
-        number = _LOOKS_FROM + self.progress.rounds
-        studied = cast("list[Studied]", raw(self.normalised).env_method("study", number, student, plan))
-        for one in studied:
-            self.seen.add(one.seen)
-            cast("RunningMeanStd", self.normalised.obs_rms).update(one.seen)
-        return studied
 
     def _seconds(self) -> float:
         return self._before_s + (self.clock.now_ns() - self._began_ns) / 1e9
