@@ -66,10 +66,9 @@ class Snapshot:
 class DaemonMetrics:
     """Registers everything in ``registry``; the loop counts through the methods and sets :attr:`snapshot`."""
 
-    def __init__(self, registry: CollectorRegistry, others: Mapping[str, Tunable] | None = None) -> None:
-        """``others``: the knobs of an engine of another make."""
-        self.snapshot = Snapshot()
-        self._tunables = {**TUNABLES, **(others or {})}
+    def __init__(self, registry: CollectorRegistry, tunables: Mapping[str, Tunable] = TUNABLES) -> None:
+        """``tunables``: the knobs of the engine that is watched."""
+        self.snapshot, self.tunables = Snapshot(), tunables
         self._decision_labels: set[tuple[str, ...]] = set()
         self.decisions = Counter(
             "autotune_decisions",
@@ -97,7 +96,7 @@ class DaemonMetrics:
 
     def count_decision(self, knob: str, to: object, scenario: str, writer: str, verdict: str) -> None:
         """Count one proposal; labels outside the declared ones become "other", as do those of a kind too many."""
-        tunable = self._tunables.get(knob)
+        tunable = self.tunables.get(knob)
         is_declared = tunable is not None and to in tunable.values and len(tunable.values) <= _MOST_VALUES
         value = str(to) if is_declared else "other"
         known, who = "other" if tunable is None else knob, writer_class(writer)
@@ -127,15 +126,15 @@ class _SnapshotCollector(RegistryCollector):
         return []  # families depend on what is known; names do not clash with the counters above
 
     def collect(self) -> Iterator[Metric]:
-        snapshot = self._metrics.snapshot
-        yield from _daemon(snapshot)
+        snapshot, tunables = self._metrics.snapshot, self._metrics.tunables
+        yield from _daemon(snapshot, tunables)
         if snapshot.reading is not None:
-            yield from _resource(snapshot.reading, snapshot.window)
+            yield from _resource(snapshot.reading, snapshot.window, tunables)
             yield from _performance(snapshot.reading, snapshot.window)
             yield from _business(snapshot.reading, snapshot)
 
 
-def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
+def _daemon(snapshot: Snapshot, tunables: Mapping[str, Tunable]) -> Iterator[Metric]:
     yield _states(
         "autotune_engine_health",
         "Which state the engine is in, as the daemon sees it.",
@@ -162,7 +161,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield _counter("autotune_journal_moved_aside", "Damaged journals replaced.", snapshot.journal.moved_aside)
     yield _gauge("autotune_last_change_age_seconds", "Time since the daemon last wrote.", snapshot.seconds_since_change)
     overrides = GaugeMetricFamily("autotune_override", "1 where somebody else owns the knob.", labels=["knob"])
-    for knob in TUNABLES:
+    for knob in tunables:
         overrides.add_metric([knob], float(knob in snapshot.overridden))
     yield overrides
     targets = GaugeMetricFamily("autotune_target_seconds", "Latency targets.", labels=["metric"])
@@ -191,7 +190,7 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     yield bundled
 
 
-def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
+def _resource(reading: EngineStats, window: StatsWindow, tunables: Mapping[str, Tunable]) -> Iterator[Metric]:
     gauges, counters = reading.gauges, reading.counters
     yield _gauge("autotune_kv_cache_usage", "Share of the KV pool in use, 0 to 1.", gauges.kv_usage)
     pool = GaugeMetricFamily("autotune_kv_cache_bytes", "KV pool: its size, used, reusable prefix.", labels=["part"])
@@ -208,7 +207,7 @@ def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
     bytes_of: Counts[tuple[str, str]] = Counts()
     tokens_of: Counts[str] = Counts()
     for row in gauges.resident or ():  # summed, since undeclared classes share the label "other"
-        known = (_declared("kv_format", row.kv_format), _declared("block_size", row.block_size))
+        known = (_declared(TUNABLES["kv_format"], row.kv_format), _declared(TUNABLES["block_size"], row.block_size))
         names = ("other", "other") if "other" in known else known
         bytes_of[names] += row.bytes
         tokens_of[names[0]] += row.tokens
@@ -235,8 +234,8 @@ def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
     )
     settings = GaugeMetricFamily("autotune_tunable", "1 for the value in force.", labels=["knob", "value"])
     for knob, setting in reading.effective.items():
-        if knob in TUNABLES:
-            settings.add_metric([knob, _declared(knob, setting)], 1)
+        if knob in tunables:
+            settings.add_metric([knob, _declared(tunables[knob], setting)], 1)
     yield settings
 
 
@@ -365,8 +364,8 @@ def _counter(name: str, text: str, value: float | None) -> CounterMetricFamily:
     return CounterMetricFamily(name, text, value=value)
 
 
-def _declared(knob: str, value: object) -> str:
-    return str(value) if value in TUNABLES[knob].values else "other"
+def _declared(tunable: Tunable, value: object) -> str:
+    return str(value) if value in tunable.values else "other"
 
 
 def _known(value: float | None) -> float:
