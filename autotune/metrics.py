@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector as RegistryCollector
 
 from autotune.collector import CollectorCounters, Health
+from autotune.housekeeping import OUTCOMES
 from autotune.journal import JournalCounters
 from engine.stats import HISTOGRAM_BUCKETS, EngineStats, Histogram
 from engine.tunables import TUNABLES, Tunable
@@ -91,6 +92,14 @@ class DaemonMetrics:
         self.reloads = Counter("autotune_reloads", "Configuration reloads.", ["outcome"], registry=registry)
         for outcome in ("applied", "rejected"):
             self.reloads.labels(outcome)
+        self.jobs = Counter(
+            "autotune_housekeeping_runs",
+            "Runs of background jobs: done, failed, or missed and made up for by the next one.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.jobs.labels(outcome)
         registry.register(_SnapshotCollector(self))
         ProcessCollector(registry=registry)
 
@@ -102,6 +111,10 @@ class DaemonMetrics:
         known, who = "other" if tunable is None else knob, writer_class(writer)
         labels = self._bounded((known, value, scenario, who, verdict), (known, "other", "other", who, verdict))
         self.decisions.labels(*labels).inc()
+
+    def count_job(self, outcome: str, times: int) -> None:
+        """Count runs of background jobs; ``outcome``: of :data:`autotune.housekeeping.OUTCOMES`."""
+        self.jobs.labels(outcome).inc(times)
 
     def _bounded(self, whole: tuple[str, ...], folded: tuple[str, ...]) -> tuple[str, ...]:
         seen = self._decision_labels
