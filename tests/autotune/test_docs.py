@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune import docs
+from autotune.config_page import configuration_page
 from autotune.venv_check import foreign_owners
 
 ROOT = Path(docs.__file__).parents[1]
@@ -73,3 +74,9 @@ def test_no_case_is_left_out() -> None:
             wanted[f"{section}.{entry[1]}"] = entry[2]
     assert len(wanted) > 30
     assert {case: report for case, report, _ in cases()} == wanted
+
+
+def test_every_key_of_the_configuration_says_what_it_is_for() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \| `.+` \| .+ \| (.*) \|$", configuration_page(), re.MULTILINE)
+    assert len(rows) > 50
+    assert [key for key, told in rows if told.removeprefix("*restart* ") in {"", "None"}] == []
