@@ -9,8 +9,9 @@ from types import FrameType
 
 from rich.console import Console
 
+from autotune.child import ChildSpec, SupervisorError
 from autotune.demo.stack import VERBS
-from autotune.supervisor import ChildSpec, Supervisor, SupervisorError
+from autotune.supervisor import Supervisor
 from autotune.waiting import waiting
 from engine.clock import Clock
 from engine.control_client import ControlClient, EngineUnreachable

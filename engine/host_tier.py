@@ -8,7 +8,7 @@ may stay, and are streamed (:mod:`engine.host_streams`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
@@ -16,7 +16,8 @@ from engine.arena import IntegrityError
 from engine.block_pool import BlockPool
 from engine.cache_sequence import CacheSequence
 from engine.clock import Clock
-from engine.host_books import HostBooks, Move
+from engine.host_books import HostBooks
+from engine.host_departures import HostDepartures
 from engine.host_flights import HostFlights
 from engine.host_loads import HostLoads
 from engine.host_streams import HostStreams
@@ -27,9 +28,6 @@ from engine.recoder import Recoder
 from engine.stats import Counters
 from engine.transfers import Direction, HostLink, Transfer
 from engine.versions import Versions
-
-# Idle cached blocks are copied ahead, all of them, while less than this share of the pool's slabs is free.
-_FREE_SHARE = 0.5
 
 
 class HostTier:
@@ -55,18 +53,16 @@ class HostTier:
         self.streams = HostStreams(books, self.cost, buffers)
         self._loads = HostLoads(books, self.streams, clock=clock, counters=counters)
         self._flights = HostFlights(books, self.cost)
+        self._departures = HostDepartures(books)
         self._pools = pools
         self._hosts = books.hosts
         self._recoders = recoders
         self._sequences = sequences
         self._clock = clock
         self._counters = counters
-        self._leaving: list[dict[int, Block]] = [{} for _ in pools]  # nobody needs them on the device, in order
-        self._blocked_at: int | None = None  # the host pools' version when the next leaving block found no room
-        self._shadows_blocked_at: list[int | None] = [None] * len(pools)  # the same for shadows, by group
         self._planned_ns: int | None = None
         for group, pool in enumerate(pools):
-            pool.released = partial(self.released, group)
+            pool.released = partial(self._departures.released, group)
             pool.demote = partial(books.demote, group)
 
     # -- leaving --------------------------------------------------------------------------------------------------
@@ -80,13 +76,8 @@ class HostTier:
                 self.released(group, block)
 
     def released(self, group: int, block: Block) -> None:
-        """Somebody let go of a block, or may do without it here: if that goes for all its holders, it may leave."""
-        if block.tier != DEVICE or not self.books.is_dispensable(group, block) or block.is_pinned:
-            return
-        if block.twin is not None:
-            self.books.demote(group, block)
-        else:
-            self._leaving[group][block.offset] = block
+        """See :meth:`HostDepartures.released`."""
+        self._departures.released(group, block)
 
     def is_parked_here(self, sequence: CacheSequence) -> bool:
         """Whether a parked sequence has blocks on the device that only parked ones hold and that no copy pins."""
@@ -100,7 +91,7 @@ class HostTier:
         """Let a running sequence have more of its oldest blocks on the host, worth so many bytes per group; False, with
         nothing changed, if it has not as many, or the link or the host is not good for them.
         """
-        if not self.enabled or self._is_host_full() or sequence.is_parked or sequence.serial in self._loads:
+        if not self.enabled or self._departures.is_host_full or sequence.is_parked or sequence.serial in self._loads:
             return False
         going = self.streams.press(sequence, needed)
         for group, blocks in enumerate(going or ()):
@@ -151,47 +142,8 @@ class HostTier:
         arrivals = chain(self._loads.moves(), self.streams.promotions())
         return (
             *self._flights.start(Direction.IN, arrivals),
-            *self._flights.start(Direction.OUT, self._departures()),
+            *self._flights.start(Direction.OUT, self._departures.moves() if self.enabled else iter(())),
         )
-
-    def _departures(self) -> Iterator[Move]:
-        if not self.enabled:
-            return
-        for group, leaving in enumerate(self._leaving):
-            while leaving and not self._is_host_full():
-                block = leaving[next(iter(leaving))]
-                if not self._may_leave(group, block):
-                    del leaving[block.offset]
-                    continue
-                target = self._hosts[group].take(block.block_class, block.first, keep_slabs=0)
-                if target is None:
-                    self._blocked_at = self.books.host_version()
-                    break
-                del leaving[block.offset]
-                yield group, block, target
-        for group, pool in enumerate(self._pools):
-            while self._wants_shadows(group, pool):
-                block = next(iter(pool.unshadowed.values()))
-                target = self._hosts[group].take(block.block_class, block.first, keep_slabs=0, spare_shadows=True)
-                if target is None:
-                    self._shadows_blocked_at[group] = self._hosts[group].version
-                    break
-                if block in pool.idle:
-                    yield group, block, target
-                else:
-                    self._hosts[group].settle(target)  # making room there has cost the block the start of its prefix
-
-    def _may_leave(self, group: int, block: Block) -> bool:
-        alive = self._pools[group].blocks.get(block.offset) is block
-        return alive and not block.is_pinned and self.books.is_dispensable(group, block)
-
-    def _wants_shadows(self, group: int, pool: BlockPool) -> bool:
-        if not pool.unshadowed or self._shadows_blocked_at[group] == self._hosts[group].version:
-            return False
-        return pool.arena.num_free_slabs < _FREE_SHARE * pool.arena.num_slabs
-
-    def _is_host_full(self) -> bool:
-        return self._blocked_at is not None and self._blocked_at == self.books.host_version()
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -279,20 +231,13 @@ class HostTier:
     def coming_bytes(self, group: int) -> int:
         """Bytes of a group's device pool that copies under way or about to start will make available."""
         coming = self._flights.leaving_bytes(group)
-        if self.enabled and not self._is_host_full():
-            leaving = [block for block in self._leaving[group].values() if self._may_leave(group, block)]
-            coming += min(sum(self.books.size(group, block) for block in leaving), self.books.host_room_bytes(group))
-        return coming
+        return coming + self._departures.coming_bytes(group) if self.enabled else coming
 
     def has_plans(self) -> bool:
         """Whether a later ``plan`` may find something, even if no step is run until then."""
         if self._loads.has_moves:
             return True
-        if not self.enabled:
-            return False
-        if any(self._leaving) and not self._is_host_full():
-            return True
-        return any(self._wants_shadows(group, pool) for group, pool in enumerate(self._pools))
+        return self.enabled and self._departures.has_any()
 
     def bytes_to_load(self, group: int, blocks: Iterable[Block]) -> int:
         """Room on the device that blocks need which lie on the host and are not on their way."""
@@ -302,7 +247,7 @@ class HostTier:
         """Whether a sequence that loses its place should keep its KV: if that is faster than computing it again, or
         if computing it again would not give the same.
         """
-        if not self.enabled or not sequence.committed or self._is_host_full():
+        if not self.enabled or not sequence.committed or self._departures.is_host_full:
             return False
         books = self.books
         num_bytes = 0
@@ -313,9 +258,7 @@ class HostTier:
             num_bytes += own
         if sequence.lossiest or sequence.is_evicted:
             return True
-        queued = self._flights.queued[Direction.OUT] + sum(
-            books.size(group, block) for group, leaving in enumerate(self._leaving) for block in leaving.values()
-        )
+        queued = self._flights.queued[Direction.OUT] + self._departures.queued_bytes()
         return self.cost.swap_pays(num_bytes, queued, sequence.committed)
 
     def load_pays(self, num_bytes: int, num_tokens: int) -> bool:
@@ -330,8 +273,7 @@ class HostTier:
         sequences have there comes back when they do.
         """
         self.enabled = enabled
-        self._blocked_at = None
-        self._shadows_blocked_at = [None] * len(self._pools)
+        self._departures.look_again()
         if not enabled:
             for host in self._hosts:
                 host.drop_all_idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from engine.arena import Arena
@@ -9,7 +10,7 @@ from engine.formats import OFFSET_UNIT, BlockClass
 from engine.pool_block import Block
 
 
-class IdleCounts:
+class IdleCounts(ABC):
     """A part of :class:`engine.idle_blocks.IdleBlocks`: the blocks themselves and their number.
 
     A *whole* slab is one in which every used block is idle: giving those up empties it.
@@ -109,9 +110,9 @@ class IdleCounts:
         if is_whole or before is not None:
             self._whole_changed(slab)
 
+    @abstractmethod
     def _whole_changed(self, slab: int) -> None:
         """A slab is whole now, or with other blocks than before, or no longer."""
-        raise NotImplementedError
 
     def counts(self) -> tuple[list[int], dict[BlockClass, int], set[int]]:
         """For audits: idle blocks by slab, by class (none left out but zeros), and the whole slabs."""

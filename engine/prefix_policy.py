@@ -9,6 +9,7 @@ Whatever the policy, a chain goes from its end: see ``is_chained``.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Final, Protocol
 
 from engine.arena import Arena
@@ -62,7 +63,7 @@ class Lru:
         """Nothing ages but by use."""
 
 
-class _GreedyDual:
+class _GreedyDual(ABC):
     """The level that all blocks age by."""
 
     is_chained = True
@@ -79,8 +80,9 @@ class _GreedyDual:
     def gave_up(self, priority: float) -> None:
         self._level = max(self._level, priority)
 
+    @abstractmethod
     def _worth(self, block: Block) -> float:
-        raise NotImplementedError
+        """What a block is worth beside the level."""
 
 
 class Lfu(_GreedyDual):

@@ -9,10 +9,8 @@ of those around it. What else the machine does shows as the spread of live runs,
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -23,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from engine.bench_frame import bench_parser, conclude, log
 from engine.tunable_state import Patch
 from engine.tunables import TunableValue
 from envs.arrivals_feed import StreamFeed, TraceFeed
@@ -39,7 +38,6 @@ from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import stream
 from envs.workload.scaling import Scaling, scale
 
-ROWS: Final = ("speed", "env", "week", "fidelity", "tau", "capacity", "hits", "shake")
 _WEEK_RPS: Final = 1.0
 _SATURATED: Final = 1.3  # times capacity
 _TAU_POOL_BYTES: Final = 4 << 20
@@ -213,22 +211,21 @@ def tau(context: Context) -> dict[str, Any]:
     }
 
 
+ROWS: Final[Mapping[str, Callable[[Context], dict[str, Any]]]] = {
+    "speed": speed, "env": env, "week": week, "fidelity": fidelity, "tau": tau, "capacity": capacity, "hits": hits,
+    "shake": shaken,
+}  # fmt: skip
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m envs.bench_sim", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rows", default=",".join(ROWS), help="comma separated (%(default)s)")
+    parser = bench_parser("envs.bench_sim", __doc__, list(ROWS))
     parser.add_argument("--model", type=Path, default=MODEL, help="model folder of the fidelity rows (%(default)s)")
     parser.add_argument("--traces", type=Path, help="folder of public traces; generated ones without")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="of the fidelity rows (%(default)s)")
     parser.add_argument("--shake-steps", type=int, default=1_000_000, help="random actions of row shake (%(default)s)")
     parser.add_argument("--processes", type=int, default=1, help="that row shake uses (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="short: minutes in all")
-    parser.add_argument("--json", type=Path, help="write the result here too")
     arguments = parser.parse_args(argv)
-    wanted = [name for name in arguments.rows.split(",") if name]
-    unknown = [name for name in wanted if name not in ROWS]
-    if unknown:
-        parser.error(f"unknown row {unknown[0]}; choose from {', '.join(ROWS)}")
     context = Context(
         arguments.model,
         arguments.traces,
@@ -236,12 +233,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments.clock == "cpu",
         arguments.shake_steps,
         arguments.processes,
-        lambda text: print(text, flush=True),
+        log,
     )
-    rows: Mapping[str, Callable[[Context], dict[str, Any]]] = {
-        "speed": speed, "env": env, "week": week, "fidelity": fidelity, "tau": tau, "capacity": capacity, "hits": hits,
-        "shake": shaken,
-    }  # fmt: skip
     result: dict[str, Any] = {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
@@ -250,12 +243,9 @@ def main(argv: list[str] | None = None) -> int:
         "clock": arguments.clock,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    for name in wanted:
-        result |= rows[name](context)
-    line = json.dumps(result)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(line)
+    for name in arguments.rows:
+        result |= ROWS[name](context)
+    conclude(result, arguments.json)
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, SupportsFloat
@@ -37,6 +38,14 @@ DEFAULT_PROFILE: Final = Path(__file__).parent / "profiles" / "llama3_8b_l4_esti
 DEFAULT_TARGETS: Final = Targets(ttft_s=2.0, tbt_s=0.25)
 _SHOWN: Final = 300  # control intervals that a picture shows
 _Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What an action would come to: the figures of the time that followed, and requests that wait at its end."""
+
+    figures: TrueFigures
+    waiting: int
 
 
 class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
@@ -244,6 +253,22 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._live, self._port, self._ticks = state["live"], state["port"], state["ticks"]
         self._np_random, self._rows = state["random"], state["rows"]
         self._world, self.last_figures = state["world"], state["figures"]
+
+    def foresee(self, actions: Sequence[int], horizon_s: float) -> list[Foreseen]:
+        """Try every action on a copy of the engine and let ``horizon_s`` pass in which nothing else is done.
+
+        What arrives, and all that is drawn, is the same for all of them, and what will really come. The environment
+        stays where it is.
+        """
+        here, found = self.snapshot(), list[Foreseen]()
+        for action in actions:
+            live, port = self._running()
+            live.act(action)
+            simulator = port.simulator
+            simulator.run_until(simulator.now_ns + round(1e9 * horizon_s))
+            found.append(Foreseen(simulator.ledger.take(), simulator.stats().gauges.waiting))
+            self.restore(here)
+        return found
 
     def _running(self) -> tuple[LiveEngine, SimPort]:
         if self._live is None or self._port is None:

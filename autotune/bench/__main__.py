@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -20,6 +19,7 @@ from typing import Any, Final
 from autotune.bench import __doc__ as description
 from autotune.bench.context import Context, Outcome
 from autotune.demo.run import bundled_model
+from engine.bench_frame import bench_parser, conclude, log
 from engine.clock import RealClock
 
 # The first figures of a row that did not get as far as to have any are null.
@@ -34,16 +34,10 @@ _DEFAULT: Final = ("footprint", "exposure", "kills", "month")
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m autotune.bench",
-        description=description,
-        epilog=f"rows: {', '.join(ROWS)}; without --rows {', '.join(_DEFAULT)}, about 45 minutes",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = bench_parser("autotune.bench", description, list(ROWS), _DEFAULT)
+    result.epilog = f"{result.epilog}; without --rows {', '.join(_DEFAULT)}, about 45 minutes"
     add = result.add_argument
     add("--model", type=Path, default=None, metavar="DIR", help="model folder (the bundled one)")
-    add("--rows", default=",".join(_DEFAULT), metavar="A,B", help="run only these rows")
-    add("--json", type=Path, metavar="FILE", help="write the last line to a file, too")
     add(
         "--folder",
         type=Path,
@@ -54,22 +48,16 @@ def parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="of footprint (5) and constant (60)")
     add("--kills", type=int, help="how many (200)")
     add("--ticks", type=int, help="of the month (259200)")
-    add("--quick", action="store_true", help="short runs, for a first look")
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 when a row failed or a bar was missed; 2 for wrong usage. The last line on stdout is JSON."""
     arguments = parser().parse_args(argv)
-    names = [name for name in arguments.rows.split(",") if name]
-    unknown = [name for name in names if name not in ROWS]
-    if unknown or not names:
-        print(f"error: --rows {arguments.rows}: choose from {', '.join(ROWS)}", file=sys.stderr)
-        return 2
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="kv-bench-"))
     clock = RealClock()
     context = Context(
-        arguments.model or bundled_model(), folder, clock, _log, arguments.seed, arguments.quick, arguments.minutes,
+        arguments.model or bundled_model(), folder, clock, log, arguments.seed, arguments.quick, arguments.minutes,
         arguments.kills, arguments.ticks,
     )  # fmt: skip
     begin_ns = clock.now_ns()
@@ -77,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed: dict[str, str] = {}
     missed: list[str] = []
     row_s: dict[str, float] = {}
-    for name in names:
+    for name in arguments.rows:
         row_ns = clock.now_ns()
         try:
             outcome: Outcome = importlib.import_module(f"autotune.bench.{name}").run(context)
             figures |= outcome.figures
             missed += outcome.missed
         except Exception as error:  # noqa: BLE001  # whatever it is, the other rows still count
-            _log(traceback.format_exc().rstrip())
+            log(traceback.format_exc().rstrip())
             figures |= dict.fromkeys(ROWS[name])
             failed[name] = f"{type(error).__name__}: {error}"
         row_s[name] = round((clock.now_ns() - row_ns) / 1e9, 1)
@@ -105,16 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.folder is None and not (missed or failed):
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        _log(f"logs and journals: {folder}")
-    line = json.dumps(document)
-    if arguments.json is not None:
-        arguments.json.write_text(line + "\n", encoding="utf-8")
-    print(line)
+        log(f"logs and journals: {folder}")
+    conclude(document, arguments.json)
     return int(bool(missed or failed))
-
-
-def _log(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

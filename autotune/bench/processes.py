@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune.supervisor import SUPERVISOR_PID
+from autotune.child import SUPERVISOR_PID
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _RSS: Final = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)

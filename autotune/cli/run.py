@@ -193,7 +193,7 @@ def _serve(engine: list[str], config: Path | None, more_of_daemon: list[str]) ->
 
     from rich.console import Console  # noqa: PLC0415
 
-    from autotune.supervisor import SupervisorError  # noqa: PLC0415
+    from autotune.child import SupervisorError  # noqa: PLC0415
     from autotune.together import run_together  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
 

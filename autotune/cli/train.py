@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from policies.train.sweep import Job, Outcome
 
 EXTRA = "training needs pip install 'kv-autotune[train]'"
-_DEFAULT_MINUTES = 20.0
+_DEFAULT_MINUTES = 25.0
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,11 @@ def train(
     algo: Annotated[str, typer.Option(help="maskable-ppo, ppo or dqn.")] = "maskable-ppo",
     trace: Annotated[list[Path] | None, typer.Option(help="A trace to train on; repeatable.")] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(help="A built-in workload, NAME or NAME@RATE_SCALE; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:PROMPTS:OUTPUTS][@RATE]",
+            help="A built-in workload, its lengths and its rate multiplied; repeatable.",
+        ),
     ] = None,
     profile: ProfileOption = None,
     kv_pool_bytes: PoolOption = None,
@@ -51,7 +55,7 @@ def train(
     ] = USUAL_BUDGET,
     interval: IntervalOption = 2.0,
     steps: Annotated[int | None, typer.Option(help="Decisions to learn from, over all environments.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Or: for so long (20 if neither is given).")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Or: for so long (25 if neither is given).")] = None,
     envs: Annotated[int, typer.Option(help="Simulated engines at the same time.")] = 8,
     group: Annotated[
         int | None, typer.Option(help="So many play the same traffic, each rewarded for being better (4; dqn 1).")
@@ -60,6 +64,10 @@ def train(
     teacher: Annotated[
         str, typer.Option(help="Whom to begin from: a preset, a rules file, predictor, or none.")
     ] = "default",
+    lookahead: Annotated[
+        bool | None,
+        typer.Option("--lookahead/--no-lookahead", help="Try actions on copies of the engine first (not with dqn)."),
+    ] = None,
     patience: Annotated[int, typer.Option(help="Stop after so many judgements without a better one.")] = 8,
     seeds: Annotated[
         int, typer.Option(min=1, help="So many runs with seeds from --seed on, in folders of their own.")
@@ -99,6 +107,7 @@ def train(
                 ttft_target_s=ttft_target, tbt_target_s=tbt_target,
                 length_scale=length_scale, quality_budget=quality_budget, interval_s=interval,
                 steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
+                lookahead=lookahead,
             )  # fmt: skip
             _warn(recipe)
             if several or ray is not None:
@@ -108,9 +117,11 @@ def train(
     _show(found)
 
 
-def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | None, **fields: Any) -> Recipe:
+def _recipe(
+    *, algo: str, group: int | None, teacher: str, knobs: list[str] | None, lookahead: bool | None, **fields: Any
+) -> Recipe:
     """Checked, with rates that fit the profile, and the profile's digest."""
-    from policies.train.recipe import Recipe, WarmStart, checked  # noqa: PLC0415
+    from policies.train.recipe import Lookahead, Recipe, WarmStart, checked  # noqa: PLC0415
     from policies.train.sweep import profile_of, teacher_of  # noqa: PLC0415
     from policies.train.traffic import resolve  # noqa: PLC0415
 
@@ -118,6 +129,7 @@ def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | No
     if knobs is not None:
         given["knobs"] = knobs
     given["group"] = (1 if algo == "dqn" else min(4, fields["envs"])) if group is None else group
+    given["lookahead"] = Lookahead() if (algo != "dqn" if lookahead is None else lookahead) else None
     given["warm_start"] = None if teacher == "none" else WarmStart(teacher=teacher)
     recipe = checked(Recipe.model_validate({"algo": algo, **given}))
     profile = profile_of(recipe)
@@ -129,11 +141,20 @@ def _recipe(*, algo: str, group: int | None, teacher: str, knobs: list[str] | No
 def _sources(traces: list[Path] | None, workloads: list[str] | None) -> list[dict[str, Any]] | None:
     found: list[dict[str, Any]] = [{"trace": str(path.resolve())} for path in traces or ()]
     for text in workloads or ():
-        name, at, scale = text.partition("@")
+        shape, at, scale = text.partition("@")
+        name, *lengths = shape.split(":")
         try:
-            found.append({"workload": name, "rate_scale": float(scale) if at else None})
+            prompts, outputs = (float(length) for length in lengths or ("1", "1"))
+            found.append(
+                {
+                    "workload": name,
+                    "rate_scale": float(scale) if at else None,
+                    "prompt_scale": prompts,
+                    "output_scale": outputs,
+                }
+            )
         except ValueError:
-            raise CliError(f"--workload {text}: write NAME or NAME@RATE_SCALE", 2) from None
+            raise CliError(f"--workload {text}: write NAME, NAME@RATE or NAME:PROMPTS:OUTPUTS@RATE", 2) from None
     return found or None
 
 

@@ -19,13 +19,15 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from autotune.child import SupervisorError
 from autotune.decisions import DecisionRecord
 from autotune.demo.foretell import Foretold, foretell
+from autotune.demo.load import kv_memory, sized_traces
 from autotune.demo.probe import ProbeError, measure
 from autotune.demo.report import Arm, comparison, load_lines, machine_lines, print_lines, result
 from autotune.demo.sides import DEFAULT_SIDES, Side
 from autotune.demo.sides_view import sides_table
-from autotune.demo.sizing import Memory, Rates, SizedLoad, length_scale, size
+from autotune.demo.sizing import Rates, SizedLoad
 from autotune.demo.stack import VERBS, EngineSpec, Stack, daemon_config, new_stack, supervisor
 from autotune.demo.watch import ANSWERED, Watcher
 from autotune.replay.client import Client
@@ -34,18 +36,13 @@ from autotune.replay.runner import connection_bound
 from autotune.replay.session import run_session
 from autotune.replay.summary import Targets
 from autotune.replay.wire import Endpoint
-from autotune.supervisor import Supervisor, SupervisorError
+from autotune.supervisor import Supervisor
 from autotune.waiting import waiting
 from engine.clock import Clock
 from engine.control_client import EngineUnreachable
-from engine.formats import FORMATS, KVShape
-from engine.memory_model import SLAB_TOKENS, token_bytes
 from envs.profile import Profile
 from envs.signals import Targets as SimulatedTargets
-from envs.workload.arrivals import Envelope
 from envs.workload.catalogue import CATALOGUE
-from envs.workload.generators import Workload, generate
-from envs.workload.scaling import Scaling, cap_context, scale
 from envs.workload.trace import Trace
 
 # The daemon does nothing before it has seen one whole window; until then the start of a load would run as if untuned.
@@ -55,9 +52,6 @@ REQUEST_TIMEOUT_S = 300.0
 ARMS_ABREAST = 4  # columns that fit a terminal
 INTERRUPTED = 130
 T = TypeVar("T")
-# What the engine keeps native of every sequence: its recent tokens and the block being written.
-RECENT_TOKENS, BLOCK_TOKENS = 64, 16
-LEAST_SLABS = 8  # fewer, and the slabs of several classes of block get into each other's way
 _MAX_WAITING = ("--max-waiting", "100000")  # a full queue is a latency to be measured here, not an error
 
 
@@ -133,10 +127,16 @@ class _Demo:
         options = self._options
         engine = EngineSpec(options.model, options.device, options.dtype, extra=_MAX_WAITING, program=options.program)
         self._say(f"1. Measuring what this machine sustains ({options.model.name}; a first start compiles kernels)")
-        memory = kv_memory(options.model, options.dtype)
+        try:
+            memory = kv_memory(options.model, options.dtype)
+        except ValueError as error:
+            raise DemoError(str(error)) from error
         rates = await self._measure(engine)
         print_lines(self._console, machine_lines(rates))
-        load, traces = self._size(rates, memory)
+        load, traces = sized_traces(
+            CATALOGUE[options.workload], rates, memory,
+            duration_s=options.duration_s, number=options.pairs, seed=options.seed,
+        )  # fmt: skip
         self._say("2. The load")
         print_lines(self._console, load_lines(load, traces[0]))
         engine = replace(engine, pool_bytes=load.pool_bytes)
@@ -179,18 +179,6 @@ class _Demo:
             with waiting(self._console, "  measuring prefill and decode"):
                 server = await self._unless_stopped(learn(client, model=None))
                 return await self._unless_stopped(measure(client, server))
-
-    def _size(self, rates: Rates, memory: Memory) -> tuple[SizedLoad, list[Trace]]:
-        options, workload = self._options, CATALOGUE[self._options.workload]
-        sample = generate(workload, duration_s=10_000.0, seed=options.seed)
-        divisor = length_scale(rates, *_mean_lengths(sample), memory.max_model_len)
-        mean = _mean_lengths(cap_context(scale(sample, Scaling(length_scale=divisor)), memory.max_model_len))
-        load = size(rates, memory, divisor, *mean)
-        traces = [
-            make_trace(workload, load, memory.max_model_len, options.duration_s, options.seed + pair)
-            for pair in range(options.pairs)
-        ]
-        return load, traces
 
     async def _replay(self, trace: Trace, engine: EngineSpec, load: SizedLoad, one: Side) -> Arm:
         targets = Targets(load.ttft_target_s, load.tbt_target_s)
@@ -277,53 +265,9 @@ class _Demo:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_trace(workload: Workload, load: SizedLoad, max_model_len: int, duration_s: float, seed: int) -> Trace:
-    """The workload with its peaks at the sized rate and its lengths divided as sized.
-
-    A pattern of peaks is stretched or squeezed to the duration, so that all of them take part.
-    """
-    rate = workload.rate
-    if isinstance(rate, Envelope):
-        peak, stretch = max(rate.rates_rps), duration_s / rate.duration_s
-        workload = replace(workload, rate=Envelope(tuple(edge * stretch for edge in rate.edges_s), rate.rates_rps))
-    else:
-        peak = rate.high_rps
-    trace = generate(workload, duration_s=duration_s, seed=seed, rate_scale=load.peak_rps / peak)
-    return cap_context(scale(trace, Scaling(length_scale=load.length_scale)), max_model_len)
-
-
-def kv_memory(model: Path, dtype: str) -> Memory:
-    """KV sizes of a model folder at the engine's defaults. Raises DemoError without a usable config.json."""
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        heads = int(config["num_attention_heads"])
-        shape = KVShape(
-            num_layers=int(config["num_hidden_layers"]),
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            element_bytes=4 if "float32" in (dtype, config.get("torch_dtype", config.get("dtype"))) else 2,
-        )
-        longest = int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DemoError(f"{model} is not a model folder: {error}") from error
-    return Memory(
-        native_token_bytes=token_bytes(shape),
-        small_token_bytes=min(token_bytes(shape, kv_format) for kv_format in FORMATS),
-        always_native_tokens=RECENT_TOKENS + BLOCK_TOKENS,
-        slab_tokens=SLAB_TOKENS[-1],
-        least_slabs=LEAST_SLABS,
-        max_model_len=longest,
-    )
-
-
 def _start(children: Supervisor) -> None:
     children.start()
     children.wait_ready(READY_S)
-
-
-def _mean_lengths(trace: Trace) -> tuple[float, float]:
-    number = len(trace.requests)
-    return trace.prompt_tokens / number, trace.output_tokens / number
 
 
 @contextlib.asynccontextmanager

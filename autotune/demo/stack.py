@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import yaml
 
-from autotune.supervisor import ChildSpec, Supervisor
+from autotune.child import ChildSpec
+from autotune.supervisor import Supervisor
 from engine.clock import Clock
 from engine.control_client import ControlClient, EngineUnreachable
 from engine.paths import MAX_SOCKET_PATH_BYTES

@@ -16,6 +16,7 @@ from autotune.evidence.claims import CLAIMS, Claim
 from autotune.evidence.finding import Finding, Verdict
 from autotune.evidence.page import page
 from autotune.evidence.sources import SOURCES, Inputs, Source
+from engine.bench_frame import folder
 from engine.machine_info import machine_info
 
 Run = Callable[[list[str]], tuple[int, str]]
@@ -29,8 +30,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = result.add_argument
-    add("--text", type=_folder, metavar="DIR", help="texts for quality; one of them must be held out from training")
-    add("--traces", type=_folder, metavar="DIR", help="request traces")
+    add("--text", type=folder, metavar="DIR", help="texts for quality; one of them must be held out from training")
+    add("--traces", type=folder, metavar="DIR", help="request traces")
     add("--only", default="", metavar="C1,C5", help=f"of {', '.join(CLAIMS)}; the others stay as the folder has them")
     add("--folder", type=Path, default=Path("run/evidence"), metavar="DIR", help="what was measured (%(default)s)")
     add("--again", action="store_true", help="measure again what the folder has")
@@ -111,13 +112,6 @@ def run(command: list[str]) -> tuple[int, str]:
 
 def _as_json(finding: Finding) -> dict[str, str]:
     return {"verdict": finding.verdict.value, "figures": finding.figures}
-
-
-def _folder(text: str) -> Path | None:
-    """An empty value means none, so that ``make`` may hand through a variable that is not set."""
-    if text and not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is not a folder")
-    return Path(text) if text else None
 
 
 if __name__ == "__main__":

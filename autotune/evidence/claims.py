@@ -48,12 +48,12 @@ def _fragmentation(documents: Documents) -> Finding:
 
 
 def _size_13b(_: Documents) -> Finding:
-    held = LLAMA_2_13B.kv_bytes(_CONTEXT)
+    held, shape = LLAMA_2_13B.kv_bytes(_CONTEXT), LLAMA_2_13B.config
     verdict = Verdict.MET if abs(held / 256e6 - 1) < 0.1 else Verdict.FALSE
     return Finding(
         verdict,
-        f"{held / _GB:.2f} GB: {LLAMA_2_13B.layers} layers x {LLAMA_2_13B.kv_heads} heads x {LLAMA_2_13B.head_dim} x 2 "
-        f"x 2 bytes x {_CONTEXT} tokens",
+        f"{held / _GB:.2f} GB: {shape.num_layers} layers x {shape.num_kv_heads} heads x {shape.head_dim} x 2 x 2 bytes "
+        f"x {_CONTEXT} tokens",
         "The formula behind the claim leaves out the layers. What the engine's own pool hands out is checked against "
         "this arithmetic in `make bench-sim` (row capacity).",
     )

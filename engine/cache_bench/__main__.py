@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import engine
+from engine.bench_frame import bench_parser, conclude, folder, log
 from engine.cache_bench import __doc__ as description
 from engine.cache_bench.context import Context
 from engine.cache_bench.registry import load_rows, row_names
@@ -23,20 +23,13 @@ BUNDLED_MODEL = Path(engine.__file__).parent / "bundled" / "model"
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m engine.cache_bench",
-        description=description,
-        epilog=f"rows: {', '.join(row_names())}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = bench_parser("engine.cache_bench", description, row_names())
     add = result.add_argument
     add("--model", type=Path, default=BUNDLED_MODEL, metavar="DIR", help="model folder (the bundled one)")
-    add("--text", type=_folder, metavar="DIR", help="texts for perplexity; one of them must be held out from training")
-    add("--traces", type=_folder, metavar="DIR", help="request traces")
-    add("--rows", default="", metavar="A,B", help="run only these rows")
+    add("--text", type=folder, metavar="DIR", help="texts for perplexity; one of them must be held out from training")
+    add("--traces", type=folder, metavar="DIR", help="request traces")
     add("--device", default="cpu", help="cpu or cuda (%(default)s)")
     add("--seed", type=int, default=0, help="of everything random (%(default)s)")
-    add("--quick", action="store_true", help="few samples, for a first look")
     return result
 
 
@@ -45,10 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     clock = RealClock()
     begin_ns = clock.now_ns()
-    names = [name for name in arguments.rows.split(",") if name]
     try:
         check_folder(arguments.model)
-        rows = load_rows(names)
+        rows = load_rows(arguments.rows)
     except (EngineError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         traces=arguments.traces,
         seed=arguments.seed,
         quick=arguments.quick,
-        log=_log,
+        log=log,
         device=arguments.device,
     )
     report = run_rows(rows, context, clock)
@@ -72,21 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": round((clock.now_ns() - begin_ns) / 1e9, 1),
     }
-    print(json.dumps(document))
+    conclude(document, arguments.json)
     return 1 if report.failed else 0
-
-
-def _log(line: str) -> None:
-    print(line, flush=True)
-
-
-def _folder(text: str) -> Path | None:
-    """An empty value means none, so that ``make`` may hand through a variable that is not set."""
-    if not text:
-        return None
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is not a folder")
-    return Path(text)
 
 
 if __name__ == "__main__":

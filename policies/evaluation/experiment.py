@@ -26,6 +26,8 @@ ABLATED: Final[Mapping[str, tuple[str, ...]]] = {
     "block_size": ("block_size",),
     "eviction": ("eviction", "keep_tokens"),
     "host_offload": ("host_offload",),
+    "max_num_batched_tokens": ("max_num_batched_tokens",),
+    "max_num_seqs": ("max_num_seqs",),
 }
 _SEARCH_SEED: Final = 500_000  # what random search looks at is not what it is judged on
 

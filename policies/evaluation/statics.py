@@ -15,7 +15,8 @@ OfferedCheck = Callable[[Values], bool]
 
 GRID_KNOBS: Final = ("kv_format", "block_size", "eviction", "host_offload")
 
-# What the grid usually comes down to: formats, the block sizes that suit them, and eviction at both ends.
+# What the grid usually comes down to: formats, the block sizes that suit them, eviction at both ends, and the step's
+# budget of tokens, which a person would set before any of them.
 _FEW: Final[tuple[Values, ...]] = (
     {},
     {"block_size": 32},
@@ -30,6 +31,9 @@ _FEW: Final[tuple[Values, ...]] = (
     {"kv_format": "int8", "eviction": "window", "keep_tokens": 1024},
     {"host_offload": "on"},
     {"kv_format": "int8", "host_offload": "on"},
+    {"max_num_batched_tokens": 256},
+    {"max_num_batched_tokens": 1024},
+    {"kv_format": "int8", "block_size": 32, "max_num_batched_tokens": 256},
 )
 
 

@@ -34,10 +34,13 @@ _BUFFER_ARRAYS: Final = ("observations", "next_observations", "actions", "reward
 
 @dataclass
 class Progress:
-    """Where a run is. ``episode``: the next one of every stream; ``waited``: judgements without a better score;
-    ``price``: of quality.
+    """Where a run is. ``rounds`` of looking ahead and ``tried`` actions in them, ``looked`` when they are over;
+    ``episode``: the next one of every stream; ``waited``: judgements without a better score; ``price``: of quality.
     """
 
+    rounds: int = 0
+    tried: int = 0
+    looked: bool = False
     episode: int = 0
     steps: int = 0
     seconds: float = 0.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, SupportsFloat
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.tunables import TUNABLES
 from envs.profile import Profile
 from envs.reward import Charge, Objective, RewardWeights
 from envs.signals import Targets
@@ -21,16 +23,20 @@ from envs.spaces import (
     legal_action,
     observation_space,
 )
+from policies.evaluation.calibration import TBT_FACTOR, TTFT_FACTOR
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guarded import guarded_mask
 from policies.guards import guard_for
-from policies.train.recipe import Recipe
+from policies.train.lookahead import Student, Studied, study
+from policies.train.recipe import Lookahead, Recipe
 from policies.train.traffic import Episode, Traffic
 
 # So that a discounted sum of a hundred intervals stays near 1 to 10 for the critic.
 REWARD_SCALE: Final = 0.1
 # An interval is worth this at most, either way: what a storm of refusals costs more than that teaches nothing more.
 MOST: Final = 5.0
+APART_FROM: Final = 1 << 20  # streams, far from those of training
+_WAITING: Final = 1.0  # of a violation: what a request that still waits at the end of a horizon counts for
 _Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
 
 
@@ -65,12 +71,15 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as the base class declares it
 
-    def __init__(self, recipe: Recipe, profile: Profile, traffic: Traffic, stream: int, first: int = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, profile: Profile, traffic: Traffic, stream: int, first: int = 0, *, index: int = 0
+    ) -> None:
+        """``stream``: of a group's common traffic; ``index``: the environment's own, for what it plays apart."""
         self.observation_space = observation_space()
         self.action_space = action_space()
         self._recipe, self._profile, self._traffic = recipe, profile, traffic
         self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
-        self._home = stream
+        self._home, self._index = stream, index
         self._weights = RewardWeights(recipe.objective)
         # The mask is that of the guard that the exported policy carries: it knows neither losses nor what was refused
         # for them, and counts what it let through as made.
@@ -90,6 +99,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def play(self, number: int) -> None:
         """The next reset begins training episode ``number``."""
         self._stream, self._next, self._stride, self._is_held_out = self._home, number, 1, False
+
+    def play_apart(self, number: int) -> None:
+        """The next reset begins episode ``number`` of a stream of this environment's own, unknown to training."""
+        self._stream, self._next, self._stride, self._is_held_out = APART_FROM + self._index, number, 1, False
 
     def play_held_out(self, number: int, stride: int) -> None:
         """The next resets begin held-out episodes ``number``, ``number + stride``, ..."""
@@ -157,6 +170,38 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """The observation as policies take it, the mask, and the targets of the episode."""
         return self.observation, self._mask, None if self._episode is None else self._episode.targets
 
+    def study(self, number: int, student: Student, plan: Lookahead) -> Studied:
+        """Play episode ``number`` apart and try actions on the way: :func:`policies.train.lookahead.study`."""
+        return study(self, number, student, plan, np.random.default_rng([self._recipe.seed, 2, self._index, number]))
+
+    def horizon_s(self, plan: Lookahead) -> float:
+        """For how long an action of this episode is left alone: see the plan."""
+        episode, interval_s = self._planned(), self._recipe.interval_s
+        targets, outputs = episode.targets, episode.mean_tps / episode.mean_rps
+        one_s = targets.ttft_s / TTFT_FACTOR + outputs * targets.tbt_s / TBT_FACTOR
+        return min(plan.longest * interval_s, max(plan.least * interval_s, plan.requests * one_s))
+
+    def worths(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:
+        """What each action would be worth now if nothing else were done for :meth:`horizon_s`, in shares of what the
+        mean rate brings in that time: the service's reward, less the price of quality and of the change. float64
+        [actions].
+        """
+        engine, _ = self._running()
+        episode, weights, horizon_s = self._planned(), self._weights, self.horizon_s(plan)
+        found = []
+        for action, ahead in zip(actions, engine.foresee(actions, horizon_s), strict=True):
+            figures, change = ahead.figures, decode_action(action)
+            if weights.objective is Objective.INTERACTIVE:
+                service = weights.goodput * figures.good - weights.violation * figures.violations
+                service = (service - weights.violation * _WAITING * ahead.waiting) / episode.mean_rps
+            else:
+                service = weights.throughput * figures.tokens - weights.violation * (figures.rejected + figures.failed)
+                service /= episode.mean_rps
+            quality = self._price * figures.quality_charge / episode.mean_tps / self._recipe.quality_budget
+            cost = 0.0 if change is None else weights.switching[TUNABLES[change.knob].cost_class]
+            found.append((service - quality - cost * self._recipe.interval_s / episode.mean_rps) / horizon_s)
+        return np.array(found)
+
     def outcome(self) -> dict[str, Any]:
         """Of the episode so far: ``source``, whether it began with ``default_knobs``, ``reward`` (mean per interval, of
         the service alone: without quality, not clipped), ``goodput_rps``, ``attainment`` (None when nothing ended),
@@ -181,14 +226,18 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             raise gymnasium.error.ResetNeeded("call reset() first")
         return self._engine, self.observation
 
+    def _planned(self) -> Episode:
+        if self._episode is None:
+            raise gymnasium.error.ResetNeeded("call reset() first")
+        return self._episode
+
     def _look(self, observation: Observation) -> None:
         self.observation = observation
         self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._mask_state)
 
     def _reward(self, info: dict[str, Any]) -> float:
         true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]
-        episode, interval_s = self._episode, self._recipe.interval_s
-        assert episode is not None  # noqa: S101  # one is running
+        episode, interval_s = self._planned(), self._recipe.interval_s
         loss = (true["quality_per_token"] or 0.0) * true["tokens"]
         if weights.objective is Objective.INTERACTIVE:
             service = (weights.goodput * true["good"] - weights.violation * true["violations"]) / interval_s

@@ -22,8 +22,6 @@ from policies.train.recipe import Recipe, WarmStart
 from policies.train.teacher import Teacher
 from policies.train.vector import raw
 
-# Warm-up plays streams of its own, far from those of training.
-STREAMS_FROM: Final = 1 << 20
 _BATCH: Final = 256
 _FULL_MARGIN: Final = 0.3  # of Q values: how far the teacher's action should lead
 
@@ -56,8 +54,8 @@ def warm_start(
     lessons: list[Lessons] = []
     for number in range(plan.rounds):
         for episode in range(plan.episodes):
-            first = STREAMS_FROM + number * plan.episodes + episode
-            lessons.append(_lesson(model, normalised, teacher, first, recipe, student_acts=number > 0))
+            played = number * plan.episodes + episode
+            lessons.append(_lesson(model, normalised, teacher, played, recipe, student_acts=number > 0))
             see(lessons[-1].vectors)
             cast("RunningMeanStd", normalised.obs_rms).update(lessons[-1].vectors)
         _fit(model, normalised, _joined(lessons), plan, rng)
@@ -68,7 +66,7 @@ def _lesson(
     model: Algorithm, normalised: VecNormalize, teacher: Teacher, number: int, recipe: Recipe, *, student_acts: bool
 ) -> Lessons:
     venv = raw(normalised)
-    venv.env_method("play", number)
+    venv.env_method("play_apart", number)
     pupils = Pupils(teacher, venv.num_envs)
     student = learned_act(model, normalised)
     vectors = cast("NDArray[np.float32]", venv.reset())

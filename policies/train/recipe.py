@@ -20,8 +20,17 @@ RECIPE_FILE = "recipe.json"
 MAX_RECIPE_BYTES = 1 << 20
 # Prefix policies and the host tier pay over longer times than an episode has.
 USUAL_KNOBS = ("kv_format", "block_size", "eviction", "keep_tokens", "max_num_batched_tokens", "max_num_seqs")
-# Of policies.split.TRAINING: what evaluation holds out is not learnt from.
-USUAL_WORKLOADS = ("chat-bursty", "code-gamma13", "code-bursty", "diurnal")
+# Of policies.split.TRAINING: what evaluation holds out is not learnt from. With the factors of prompts and outputs:
+# public sources have few kinds of lengths, and a network knows its way among those that it has seen.
+USUAL_WORKLOADS = (
+    ("chat-bursty", 1.0, 1.0),
+    ("code-bursty", 1.0, 1.0),
+    ("diurnal", 1.0, 1.0),
+    ("chat-bursty", 0.3, 4.0),
+    ("chat-steady", 4.0, 1.0),
+    ("code-gamma13", 1.0, 1.0),
+    ("chat-turns", 1.0, 1.0),
+)
 
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1)]
@@ -35,12 +44,15 @@ class _Strict(BaseModel):
 class Source(_Strict):
     """Traffic: a workload of the catalogue by ``workload``, or a trace file by ``trace``.
 
+    ``prompt_scale`` and ``output_scale`` multiply the lengths of a workload: public sources have few kinds of lengths.
     ``rate_scale`` multiplies its rate; None until :func:`policies.train.traffic.resolve` has measured what fits.
     Targets in seconds; None until the same has measured the unloaded engine. ``sha256``: of the requests of a trace.
     """
 
     workload: str | None = None
     trace: str | None = None
+    prompt_scale: _Positive = 1.0
+    output_scale: _Positive = 1.0
     rate_scale: _Positive | None = None
     ttft_target_s: _Positive | None = None
     tbt_target_s: _Positive | None = None
@@ -48,7 +60,16 @@ class Source(_Strict):
 
     @property
     def name(self) -> str:
-        return self.workload or Path(self.trace or "").name
+        stretched = (self.prompt_scale, self.output_scale) != (1.0, 1.0)
+        by = f":{self.prompt_scale:g}:{self.output_scale:g}" if stretched else ""
+        return (self.workload or Path(self.trace or "").name) + by
+
+
+def usual_sources() -> list[Source]:
+    """What is trained on when nobody says: :data:`USUAL_WORKLOADS`."""
+    return [
+        Source(workload=name, prompt_scale=prompts, output_scale=outputs) for name, prompts, outputs in USUAL_WORKLOADS
+    ]
 
 
 class Ppo(_Strict):
@@ -92,6 +113,34 @@ class WarmStart(_Strict):
     weight: _Positive = 2.0
 
 
+class Lookahead(_Strict):
+    """Learning by trying, between imitation and reinforcement (:mod:`policies.train.lookahead`).
+
+    In each of ``rounds`` every environment plays an episode as the network would. At every ``every``-th decision the
+    action that the network prefers and ``tries`` others are tried on copies of the engine, each left alone for
+    as long as ``requests`` mean requests take alone one after another, though not for less than ``least`` decisions nor
+    more than ``longest``, against doing nothing. With ``minutes`` there are as many rounds as fit into ``share`` of
+    them. The network then learns what each action was worth beyond nothing, in ``unit`` shares of the horizon's usual
+    load, at most ``most`` units, and less ``margin`` units: what is worth no more is better left. ``sharpen``
+    multiplies its outputs in the end, so that reinforcement begins with few chance actions.
+    """
+
+    rounds: _Count = 4
+    share: Annotated[float, Field(gt=0, le=1)] = 0.4
+    every: _Count = 8
+    tries: _Count = 5
+    requests: _Positive = 2.0
+    least: _Count = 8
+    longest: _Count = 20
+    epochs: _Count = 20
+    batch_size: _Count = 128
+    learning_rate: _Positive = 1e-3
+    unit: _Positive = 0.05
+    margin: Annotated[float, Field(ge=0)] = 0.2
+    most: _Positive = 4.0
+    sharpen: _Positive = 20.0
+
+
 class Recipe(_Strict):
     """A run. Durations in seconds; ``steps`` are control intervals over all environments, ``minutes`` an alternative
     end that depends on the machine. Targets that are None are each source's own, as evaluation fixes them
@@ -108,7 +157,7 @@ class Recipe(_Strict):
     kind: Literal["kv-autotune run"] = "kv-autotune run"
     version: Literal[1] = 1
     algo: Literal["ppo", "maskable-ppo", "dqn"] = "maskable-ppo"
-    sources: Annotated[list[Source], Field(min_length=1)] = [Source(workload=name) for name in USUAL_WORKLOADS]
+    sources: Annotated[list[Source], Field(min_length=1)] = usual_sources()
     profile: str | None = None
     profile_digest: str | None = None
     pool_bytes: _Count | None = None
@@ -134,6 +183,7 @@ class Recipe(_Strict):
     randomise: bool = True
     hidden: Annotated[list[_Count], Field(max_length=4)] = [64, 64]
     warm_start: WarmStart | None = WarmStart()
+    lookahead: Lookahead | None = None
     ppo: Ppo = Ppo()
     dqn: Dqn = Dqn()
     judge_every: _Count = 8
@@ -173,6 +223,10 @@ def checked(recipe: Recipe) -> Recipe:
         raise ValueError(
             "dqn needs --steps (its exploration follows them) and --group 1 (it learns from old experience)"
         )
+    if recipe.algo == "dqn" and recipe.lookahead is not None:
+        raise ValueError("looking ahead teaches a network whose outputs are preferences: take ppo or maskable-ppo")
+    if any(s.trace is not None and (s.prompt_scale, s.output_scale) != (1.0, 1.0) for s in recipe.sources):
+        raise ValueError("the lengths of a trace are what they are: only workloads are stretched")
     if not recipe.short_s <= recipe.long_s:
         raise ValueError(f"windows need short <= long, got {recipe.short_s:g} and {recipe.long_s:g}")
     return recipe

@@ -29,9 +29,12 @@ from policies.train.algorithms import Algorithm, build
 from policies.train.checkpoint import Progress
 from policies.train.imitate import warm_start
 from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, score, scores, static_act, teacher_act
-from policies.train.recipe import Recipe, write_recipe
+from policies.train.lessons import read_lessons, write_lessons
+from policies.train.lookahead import NONE, Studied
+from policies.train.recipe import Lookahead, Recipe, write_recipe
 from policies.train.teacher import Teacher
 from policies.train.vector import MakeEnv, outcomes, raw, stack
+from policies.train.worth import Learner, Trials, fit, sharpen, student_of
 from policies.training_range import RangeRecorder
 
 CHECKPOINTS: Final = "checkpoints"
@@ -41,6 +44,7 @@ SCORES: Final = "scores.json"
 KEPT: Final = 3  # checkpoints
 FINAL_FIRST: Final = 10_000  # held-out episodes of the final scores: none that chose the best model
 _ENDLESS_STEPS: Final = 1 << 40
+_LOOKS_FROM: Final = 1 << 10  # episodes apart, behind those of imitation
 Tell = Callable[[Progress, str], None]
 """Gets where the run is and one line when there is something to say ("" otherwise)."""
 
@@ -68,6 +72,7 @@ def train(
             run.begin()
         else:
             run.resume(start)
+        run.look_ahead()
         run.learn()
         return run.finish()
     finally:
@@ -105,20 +110,49 @@ class _Run(BaseCallback):
             self._write({"steps": 0, "imitation": found})
             agrees, changing = found["agrees"], found["agrees_on_changes"]
             self.tell(progress, f"imitates {self.teacher.name}: {agrees:.1%} of ticks, {changing:.1%} of changes")
-        vectors = self._back_to(0)
-        cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
-        self._stand(vectors)
 
     def resume(self, start: Path) -> None:
         self.progress = checkpoint.load(start, self.algorithm, self.normalised, self.seen)
         self._before_s, self.progress.stopped = self.progress.seconds, ""
         raw(self.normalised).env_method("set_price", self.progress.price)
-        self._stand(self._back_to(self.progress.episode))
-        self._done_at = self.algorithm.num_timesteps
+        self._done_at = self.algorithm.num_timesteps or -1
         self._cut_metrics()
         self.tell(self.progress, f"resumed at {self.progress.steps} steps")
 
+    def look_ahead(self) -> None:
+        """Rounds of trying and learning what it came to; a run that is past them is left as it is."""
+        plan, progress = self.recipe.lookahead, self.progress
+        if plan is None or progress.looked:
+            return
+        lessons = read_lessons(self.folder, progress.rounds)
+        while self._may_look(plan):
+            studied = self._studied(plan)
+            write_lessons(self.folder, progress.rounds, studied)
+            lessons += studied
+            rng = np.random.default_rng([self.recipe.seed, 3, progress.rounds])
+            found = fit(cast("Learner", self.algorithm), self.normalised, Trials.of(lessons), plan, rng)
+            progress.rounds += 1
+            progress.tried += sum(int((one.actions != NONE).sum()) for one in studied)
+            self._outcomes = [one.outcome for one in studied]
+            row = {**self._row(), "lookahead": {**found, "rounds": progress.rounds, "tried": progress.tried}}
+            self._set_price()
+            self._outcomes.clear()
+            got, best = (100 * plan.unit * found[name] for name in ("got", "best"))
+            self.tell(
+                progress,
+                f"round {progress.rounds}, {progress.tried} actions tried: its choices bring {got:.2f} % of the load, "
+                f"the best of those tried {best:.2f} %",
+            )
+            self._judge_and_save(row)
+            self._write(row)
+        progress.waited, progress.stopped, progress.looked = 0, "", True
+        sharpen(cast("Learner", self.algorithm), plan.sharpen)
+
     def learn(self) -> None:
+        vectors = self._back_to(self.progress.episode)
+        if not self.progress.steps:
+            cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
+        self._stand(vectors)
         total = self.recipe.steps or _ENDLESS_STEPS
         left = -(-total // self._row_steps) * self._row_steps - self.algorithm.num_timesteps
         if isinstance(self.algorithm, DQN):
@@ -146,6 +180,26 @@ class _Run(BaseCallback):
         (self.folder / SCORES).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         return found
 
+    def _may_look(self, plan: Lookahead) -> bool:
+        """Whether there is another round; of a run that a time ends, while it has not taken its share."""
+        self.progress.seconds = self._seconds()
+        if self.recipe.minutes is None:
+            return self.progress.rounds < plan.rounds
+        return self.progress.seconds < 60 * plan.share * self.recipe.minutes
+
+    def _studied(self, plan: Lookahead) -> list[Studied]:
+        """An episode of every environment, each in its own process and at its own pace."""
+        student = student_of(cast("Learner", self.algorithm), self.normalised, self.recipe)
+        number = _LOOKS_FROM + self.progress.rounds
+        studied = cast("list[Studied]", raw(self.normalised).env_method("study", number, student, plan))
+        for one in studied:
+            self.seen.add(one.seen)
+            cast("RunningMeanStd", self.normalised.obs_rms).update(one.seen)
+        return studied
+
+    def _seconds(self) -> float:
+        return self._before_s + (self.clock.now_ns() - self._began_ns) / 1e9
+
     # -- the callback ----------------------------------------------------------------------------------------------
 
     def _on_rollout_start(self) -> None:
@@ -172,7 +226,7 @@ class _Run(BaseCallback):
             return
         self._done_at = progress.steps = self.algorithm.num_timesteps
         progress.episode = progress.steps // self._row_steps
-        progress.seconds = self._before_s + (self.clock.now_ns() - self._began_ns) / 1e9
+        progress.seconds = self._seconds()
         if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
             progress.stopped = "time is up"
         row = self._row()

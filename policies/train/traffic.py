@@ -17,6 +17,7 @@ import numpy as np
 from engine.tunables import TUNABLES, TunableValue
 from envs.fidelity import capacity_rps
 from envs.profile import Profile
+from envs.randomise import Scaled
 from envs.signals import Targets
 from envs.simulator import SimOptions
 from envs.workload.catalogue import CATALOGUE
@@ -210,7 +211,18 @@ def _workload(source: Source) -> Workload:
     found = CATALOGUE.get(source.workload or "")
     if found is None:
         raise ValueError(f"workload {source.workload!r} is not known; choose one of {', '.join(CATALOGUE)}")
-    return found
+    return _stretched(found, source.prompt_scale, source.output_scale)
+
+
+def _stretched(workload: Workload, prompts: float, outputs: float) -> Workload:
+    if (prompts, outputs) == (1.0, 1.0):
+        return workload
+    return replace(
+        workload,
+        prompt=Scaled(workload.prompt, prompts),
+        output=Scaled(workload.output, outputs),
+        then=tuple(_stretched(regime, prompts, outputs) for regime in workload.then),
+    )
 
 
 def _window(trace: Trace, span_s: float, rng: np.random.Generator, duration_s: float) -> Trace:

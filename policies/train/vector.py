@@ -31,7 +31,7 @@ def training_envs(recipe: Recipe, profile: Profile) -> MakeEnv:
 
 
 def _training_env(recipe: Recipe, profile: Profile, traffic: Traffic, index: int) -> gymnasium.Env[Any, Any]:
-    return TrainingEnv(recipe, profile, traffic, stream=index // recipe.group)
+    return TrainingEnv(recipe, profile, traffic, stream=index // recipe.group, index=index)
 
 
 def stack(make_env: MakeEnv, recipe: Recipe) -> VecNormalize:

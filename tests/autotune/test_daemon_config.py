@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from policy_cards import card, tensors_of
 
 from autotune.config import Config, ConfigError, load_config, parse_config

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autotune.metrics import DaemonMetrics, Snapshot, writer_class
+from autotune.metrics import DaemonMetrics, Snapshot
+from autotune.metrics_decisions import writer_class
 from engine.clock import ManualClock
 from engine.stats import ResidentBytes
 from engine.tunables import TUNABLES

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.supervisor import SUPERVISOR_PID, BackOff, ChildSpec, Supervisor, SupervisorError, die_with_parent
+from autotune.child import SUPERVISOR_PID, BackOff, ChildSpec, SupervisorError
+from autotune.supervisor import Supervisor, die_with_parent
 from engine.clock import RealClock
 
 SLEEPER = "import time\nprint('up', flush=True)\ntime.sleep(60)"
@@ -194,7 +195,8 @@ def test_children_die_with_a_supervisor_that_is_killed() -> None:
     child += "print(os.getpid(), flush=True)\ntime.sleep(60)"
     parent = f"""
 import sys, time
-from autotune.supervisor import SUPERVISOR_PID, ChildSpec, Supervisor, die_with_parent
+from autotune.child import SUPERVISOR_PID, ChildSpec
+from autotune.supervisor import Supervisor, die_with_parent
 from engine.clock import RealClock
 print_pid = lambda line: print(line, flush=True)
 Supervisor([ChildSpec("engine", (sys.executable, "-c", {child!r}), output=print_pid)], RealClock()).start()

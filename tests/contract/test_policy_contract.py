@@ -5,14 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from policy_cards import card, tensors_of
 
 from engine.tunables import TUNABLES, default_values

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import SLAB_BYTES, World, ids
 
 from engine.arena import IntegrityError

@@ -93,7 +93,7 @@ def to_host(engine: OfflineEngine) -> None:
 def move(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Move:
     """What becomes of idle prefixes before the next request."""
     # Usually only as much is copied ahead as may be needed soon.
-    monkeypatch.setattr("engine.host_tier._FREE_SHARE", 2.0)
+    monkeypatch.setattr("engine.host_departures._FREE_SHARE", 2.0)
     chosen: Move = request.param
     return chosen
 
@@ -253,7 +253,7 @@ def test_a_block_that_comes_back_from_the_host_shows_nothing_past_what_is_shared
     loaded: LoadedModel, block_size: int, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """waybarrios/vllm-mlx#380 on the host: all of A but the chunks that B shares is NaN there, as is all else."""
-    monkeypatch.setattr("engine.host_tier._FREE_SHARE", 2.0)
+    monkeypatch.setattr("engine.host_departures._FREE_SHARE", 2.0)
     long = prompt_of(1)[:150]
     short = [*long[:shared], (long[shared] + 1) % 64, *prompt_of(2)[:25]]
     cold = send(engine_of(loaded, {"block_size": block_size}), short, max_tokens=12)

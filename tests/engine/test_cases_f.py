@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, given, settings
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import World, ids
+from hypothesis import HealthCheck, given, settings
 
 from engine.admission import AdmissionError
 from engine.block_pool import BlockPool

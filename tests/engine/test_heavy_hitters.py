@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import World, ids
 
 from engine.attention_mass import DECAY, LEAST_QUERIES, OBSERVED_PROMPT_TOKENS, ChunkScores, ObservedMass

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import SHAPE, World, ids
 
 from engine.arena import IntegrityError

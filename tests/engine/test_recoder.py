@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import World, ids
 
 from engine.events import BlocksRecoded, RecodesCancelled

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from array import array
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from waiting import until
 
 from engine.clock import ManualClock

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import World, ids
 
 from engine.admission import AdmissionError

@@ -17,9 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from waiting import until
 
 ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'kv-autotune[serve]')")

@@ -7,11 +7,6 @@ tokens (32 units) holds 16 native blocks of 16, or 10 int8 blocks of 32.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import SHAPE, SLAB_BYTES, World, ids
 
 from engine.arena import Arena

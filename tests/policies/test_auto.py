@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from policy_cards import card, observation, tensors_of
 
 from engine.clock import ManualClock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from policy_cards import card, tensors_of
+from safetensors.numpy import save
 
 from policies.card import CARD_FILE, MAX_CARD_BYTES, WEIGHTS_FILE, GuardLimits, PolicyFileError, read_policy
 from policies.export import export_policy

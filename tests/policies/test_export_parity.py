@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
 pytest.importorskip("torch", reason="the extra 'train' is not installed")
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 from policy_cards import card

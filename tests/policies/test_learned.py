@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from policy_cards import card, observation, tensors_of
 
 from engine.tunables import TUNABLES

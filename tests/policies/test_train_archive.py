@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
 pytest.importorskip("torch", reason="the extra 'train' is not installed")
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch
 from test_train_session import last, recipe, run

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+from cache_world import World, ids
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
-from cache_world import World, ids
 
 from engine.admission import AdmissionError
 from engine.request import FinishReason, RequestStatus

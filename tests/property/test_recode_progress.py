@@ -7,15 +7,9 @@ change at once (floors, switches in a row) more than the reserve may be needed: 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, given, settings
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-
 from cache_world import World, ids
+from hypothesis import HealthCheck, given, settings
 
 FORMATS = ["native", "int8", "k8v4", "int4"]
 SIZES = [16, 32, 64, 128, 256]

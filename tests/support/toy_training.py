@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ from envs.features import FEATURES
 from envs.signals import Targets
 from envs.spaces import Observation, action_space, decode_action, observation_space
 from policies.base import Change, Decision, PolicyState
-from policies.train.recipe import Recipe
+from policies.train.lookahead import Student, Studied, study
+from policies.train.recipe import Lookahead, Recipe
 from policies.train.teacher import Teacher
 
 UP, DOWN = Change("kv_format", "int4"), Change("kv_format", "native")
@@ -23,13 +25,17 @@ UP, DOWN = Change("kv_format", "int4"), Change("kv_format", "native")
 class Toy(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Load comes and goes; int4 pays at high load and native at low load. Planned episodes, as the real one's."""
 
-    def __init__(self, recipe: Recipe, stream: int) -> None:
+    def __init__(self, recipe: Recipe, stream: int, index: int = 0) -> None:
+        self._index, self._seed = index, recipe.seed
         self.observation_space, self.action_space = observation_space(), action_space()
         self._steps, self._home, self._stream, self._next, self._stride = recipe.episode_steps, stream, stream, 0, 1
         self.price = 0.0
 
     def play(self, number: int) -> None:
         self._stream, self._next, self._stride = self._home, number, 1
+
+    def play_apart(self, number: int) -> None:
+        self._stream, self._next, self._stride = 2 * 10**6 + self._index, number, 1
 
     def play_held_out(self, number: int, stride: int) -> None:
         self._stream, self._next, self._stride = 10**6, number, stride
@@ -62,7 +68,15 @@ class Toy(gymnasium.Env[NDArray[np.float32], np.int64]):
     def look(self) -> tuple[Observation, NDArray[np.int8], Targets]:
         return self.observation, self.action_masks(), Targets()
 
-    def step(self, action: np.int64) -> Any:
+    def study(self, number: int, student: Student, plan: Lookahead) -> Studied:
+        return study(self, number, student, plan, np.random.default_rng([self._seed, self._index, number]))
+
+    def worths(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:  # noqa: ARG002
+        """Whether the format fits the load as it is now, whatever the plan."""
+        formats = [self._values["kv_format"] if (c := decode_action(a)) is None else c.value for a in actions]
+        return np.array([float((value == "int4") == (self._load > 0.5)) for value in formats])
+
+    def step(self, action: np.int64 | int) -> Any:
         change = decode_action(int(action)) if self.action_masks()[int(action)] else None
         if change is not None:
             self._values[change.knob] = change.value
@@ -105,7 +119,7 @@ def right() -> Teacher:
 
 
 def _toy(recipe: Recipe, index: int) -> Toy:
-    return Toy(recipe, index // recipe.group)
+    return Toy(recipe, index // recipe.group, index)
 
 
 def toys(recipe: Recipe) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.evidence import __main__ as command
-from autotune.evidence.arithmetic import LLAMA_2_13B
+from autotune.evidence.arithmetic import LLAMA_2_7B, LLAMA_2_13B, LLAMA_3_8B, PublicModel
 from autotune.evidence.claims import CLAIMS
 from autotune.evidence.finding import Verdict, better
 from autotune.evidence.page import page
@@ -115,6 +115,11 @@ def test_two_per_cent_are_no_difference() -> None:
 def test_a_13b_model_holds_the_right_number_of_bytes() -> None:
     assert LLAMA_2_13B.kv_bytes(4096) == 40 * 40 * 128 * 2 * 2 * 4096
     assert LLAMA_2_13B.sessions(24e9, 4096, 0.9) < 0
+
+
+@pytest.mark.parametrize(("model", "billions"), [(LLAMA_2_7B, 6.74), (LLAMA_2_13B, 13.02), (LLAMA_3_8B, 8.03)])
+def test_shapes_give_as_many_parameters_as_were_published(model: PublicModel, billions: float) -> None:
+    assert round(model.parameters.total / 1e9, 2) == billions
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))

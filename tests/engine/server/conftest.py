@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +45,6 @@ TEMPLATE = (
 SHAPE = KVShape(num_layers=1, num_kv_heads=1, head_dim=8, element_bytes=2)
 TOKEN_BYTES = 32
 WORK = {"kv_bytes_read": 1000, "kv_bytes_written": 10, "host_bytes_read": 0, "host_wait_ns": 0}
-# Tests are files, not a package: what several of them need lies there.
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 NextToken = Callable[[Request], int]
 
 

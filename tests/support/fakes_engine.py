@@ -1,51 +1,46 @@
-"""A fake engine: its figures, its tunables by the engine's own rules, and its control API over a real Unix socket."""
+"""A fake engine: figures that a test sets by hand, and its control API over a real Unix socket."""
 
 from __future__ import annotations
 
 import json
 import socketserver
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self
 
+from autotune.bench.figure_engine import FigureEngine
 from engine.clock import Clock
-from engine.control_client import EngineUnreachable, PatchAnswer, TunablesView
-from engine.stats import EngineStats, Gauges, ResidentBytes
-from engine.tunable_state import Patch, TunableState
-from engine.tunables import TunableValue, default_values
+from engine.stats import EngineStats, ResidentBytes
 
 POOL_BYTES = 64 * 2**20
 
 
-class FakeEngine:
-    """Figures that a test sets by hand; implements the daemon's Control protocol in process.
-
-    ``alive`` False: nobody answers. :meth:`restart` begins a new instance with counters at 0.
-    """
+class FakeEngine(FigureEngine):
+    """Figures that a test sets by hand. ``alive`` False: nobody answers."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.alive = True
+        super().__init__(clock, "fake", POOL_BYTES)
         self.frozen = False  # answers with an old stamp
-        self.instances = 0
-        self.restart()
+
+    @property
+    def alive(self) -> bool:
+        return not self.is_away
+
+    @alive.setter
+    def alive(self, alive: bool) -> None:
+        self.is_away = not alive
 
     def restart(self) -> None:
-        self.instances += 1
-        self.state = TunableState(default_values(), self.clock.now_ns())
-        self.figures = EngineStats(
-            instance=f"instance-{self.instances}",
-            model="fake",
-            stamp_ns=self.clock.now_ns(),
-            max_model_len=4096,
-            max_num_seqs=64,
-            revision=0,
-            effective={},
-            gauges=Gauges(kv_pool_bytes=POOL_BYTES),
-        )
+        super().restart()
         self.set_usage(0.1)
+
+    def stats(self) -> EngineStats:
+        stamp_ns = self.figures.stamp_ns
+        reading = super().stats()
+        if self.frozen:
+            self.figures.stamp_ns = reading.stamp_ns = stamp_ns
+        return reading
 
     def set_usage(self, share: float, running: int = 8, waiting: int = 0) -> None:
         """So much of the pool is in use, natively, at 1 KiB a token."""
@@ -70,46 +65,6 @@ class FakeEngine:
             (self.figures.output_lengths, tokens / 1000, number),
         ):
             histogram.observe(value, times)
-
-    def stats(self) -> EngineStats:
-        self._check()
-        if not self.frozen:
-            self.figures.stamp_ns = self.clock.now_ns()
-        self.figures.revision = self.state.revision
-        self.figures.effective = dict(self.state.effective)
-        return EngineStats.from_json(json.loads(json.dumps(self.figures.to_json())))
-
-    def tunables(self) -> TunablesView:
-        self._check()
-        return {
-            "instance": self.figures.instance,
-            "revision": self.state.revision,
-            "desired": dict(self.state.desired),
-            "effective": dict(self.state.effective),
-            "writers": {
-                knob: {"writer": w.writer, "reason": w.reason, "revision": w.revision, "stamp_ns": w.stamp_ns}
-                for knob, w in self.state.writers.items()
-            },
-            "progress": {"resident": [], "converged_fraction": 1.0, "held_below_format_bytes": 0},
-        }
-
-    def patch(
-        self, changes: Mapping[str, TunableValue], *, writer: str, reason: str = "", if_revision: int | None = None
-    ) -> PatchAnswer:
-        self._check()
-        patch = Patch(changes, writer, reason, if_revision)
-        refusal = self.state.refusal(patch)
-        if refusal is None:
-            self.state.commit(patch, self.clock.now_ns())
-            return {
-                "revision": self.state.revision,
-                "results": {knob: {"status": "applied", "why": ""} for knob in changes},
-            }
-        return refusal.to_json()  # type: ignore[return-value]
-
-    def _check(self) -> None:
-        if not self.alive:
-            raise EngineUnreachable("/fake.sock: no engine listens here")
 
 
 class FakeControlServer:

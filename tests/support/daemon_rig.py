@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from fakes_engine import FakeEngine
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,20 +17,6 @@ from autotune.daemon import Daemon, Surroundings
 from autotune.journal_file import Tick, read_ticks
 from autotune.wiring import build_parts, check_rules
 from engine.clock import ManualClock
-
-
-def load_sibling(name: str) -> Any:
-    """A helper module beside this file: tests are files, not a package."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-FakeEngine = load_sibling("fakes_engine").FakeEngine
 
 BASE = {"tick_s": 1, "window_s": 10, "engine": {"poll_s": 0.5}, "admin": {"enabled": False}}
 

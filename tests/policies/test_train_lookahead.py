@@ -1,0 +1,188 @@
+"""Learning by trying: what is tried, that copies leave the original alone, and that the network learns what paid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
+from toy_runs import last, recipe, rows, run, weights
+from toy_training import DOWN, UP, Ticks, Toy, right, toys
+
+from envs.profile import read_profile
+from envs.simulated import DEFAULT_PROFILE, SimulatedEngine
+from envs.spaces import NOTHING, encode_action
+from policies.base import Change
+from policies.card import PolicyFileError
+from policies.train.env import TrainingEnv
+from policies.train.lessons import LESSONS, read_lessons
+from policies.train.lookahead import NONE, Studied, study
+from policies.train.recipe import Lookahead, Recipe, Source, read_recipe
+from policies.train.session import train
+from policies.train.traffic import Traffic
+from policies.train.worth import Trials
+
+PROFILE = read_profile(DEFAULT_PROFILE)
+PLAN = Lookahead(rounds=3, every=2, tries=3, epochs=60, batch_size=16, learning_rate=1e-2)
+INT8, INT4 = (encode_action(Change("kv_format", value)) for value in ("int8", "int4"))
+
+
+class Still:
+    """A student that does nothing."""
+
+    masked = True
+
+    def act(self, vector: Any, mask: Any) -> int:  # noqa: ARG002
+        return NOTHING
+
+
+def studied(number: int, plan: Lookahead = PLAN) -> Studied:
+    made = recipe()
+    return study(Toy(made, 0), number, Still(), plan, np.random.default_rng(number))  # type: ignore[arg-type]
+
+
+def test_nothing_is_tried_first_and_all_of_it_is_allowed() -> None:
+    found = studied(0)
+    assert len(found.seen) == 16
+    assert len(found.actions) == 8
+    assert (found.actions[:, 0] == NOTHING).all()
+    up = encode_action(UP)
+    assert {*found.actions[:, 1].tolist()} == {up}  # all that may be done: the toy stays at native
+    assert (found.actions[:, 2:] == NONE).all()
+    assert found.outcome["source"] == "toy"
+
+
+def test_worths_tell_what_paid() -> None:
+    found = studied(1)
+    loads = found.vectors[:, 0] > 0.5  # the first feature
+    np.testing.assert_array_equal(found.worths[:, 1] > found.worths[:, 0], loads)
+
+
+def test_trials_are_bounded_and_one_episode_in_eight_is_watched() -> None:
+    trials = Trials.of([studied(number) for number in range(9)])
+    beyond = trials.advantages(Lookahead(unit=0.01, margin=1.0, most=20.0))
+    assert beyond.min() == -20.0
+    assert beyond.max() == 20.0
+    assert trials.watched.sum() == 8
+    assert np.flatnonzero(trials.watched)[0] == 7 * 8
+
+
+def test_a_network_learns_what_pays_by_trying_alone(tmp_path: Path) -> None:
+    made = recipe(steps=64, lookahead=PLAN.model_copy(update={"rounds": 6}), judge_every=100)
+    found = run(made, tmp_path / "run")
+    assert found["learned"] > 0.95  # doing nothing is right half of the time
+    row = [row["lookahead"] for row in rows(tmp_path / "run") if "lookahead" in row][-1]
+    assert row["rounds"] == 6
+    assert row["got"] == pytest.approx(row["best"], rel=0.05)
+    assert row["explained"] > 0.9
+
+
+def test_a_run_that_stopped_between_rounds_ends_with_the_same_weights(tmp_path: Path) -> None:
+    made = recipe(steps=128, lookahead=PLAN)
+    run(made, tmp_path / "whole")
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def tell(progress: Any, text: str) -> None:
+        if progress.rounds == 2 and "held-out score" in text:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(made, tmp_path / "parts", toys(made), teacher=right(), clock=Ticks(), tell=tell)
+    run(read_recipe(tmp_path / "parts"), tmp_path / "parts", resume=True)
+    assert weights(tmp_path / "parts", last(tmp_path / "parts")) == weights(
+        tmp_path / "whole", last(tmp_path / "whole")
+    )
+
+
+def test_outputs_are_sharpened_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+    made = recipe(steps=64, lookahead=PLAN)
+    run(made, tmp_path / "run")
+    before = weights(tmp_path / "run", last(tmp_path / "run"))
+    run(made, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run", last(tmp_path / "run")) == before
+
+
+def test_damaged_lessons_are_refused_in_one_line(tmp_path: Path) -> None:
+    run(recipe(steps=64, lookahead=PLAN), tmp_path / "run")
+    assert len(read_lessons(tmp_path / "run", 3)) == 12
+    path = tmp_path / "run" / LESSONS / "000001.npz"
+    path.write_bytes(b"PK nothing")
+    with pytest.raises(PolicyFileError, match=r"000001\.npz"):
+        read_lessons(tmp_path / "run", 3)
+    path.unlink()
+    with pytest.raises(PolicyFileError, match="No such file"):
+        read_lessons(tmp_path / "run", 3)
+
+
+def test_it_is_for_networks_of_preferences() -> None:
+    with pytest.raises(ValueError, match="looking ahead"):
+        recipe("dqn", lookahead=PLAN)
+
+
+def _pressed() -> TrainingEnv:
+    source = Source(workload="chat-bursty", rate_scale=0.2, ttft_target_s=2.0, tbt_target_s=0.2)
+    made = Recipe(steps=1, sources=[source], episode_steps=20, randomise=False)
+    env = TrainingEnv(made, PROFILE, Traffic(made), 0)
+    env.play_apart(0)
+    env.reset()
+    return env
+
+
+def test_trying_leaves_the_engine_where_it_was() -> None:
+    tried, untouched = _pressed(), _pressed()
+    for _ in range(4):
+        tried.step(NOTHING)
+        untouched.step(NOTHING)
+    first = tried.worths([NOTHING, INT8, INT4], PLAN)
+    np.testing.assert_array_equal(first, tried.worths([NOTHING, INT8, INT4], PLAN))
+    np.testing.assert_array_equal(first[::-1], tried.worths([INT4, INT8, NOTHING], PLAN))
+    for _ in range(4):
+        ours, theirs = tried.step(NOTHING), untouched.step(NOTHING)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1] == theirs[1]
+
+
+def test_doing_nothing_is_foreseen_as_it_comes() -> None:
+    engine = SimulatedEngine(PROFILE, "chat-bursty", rate_scale=0.2)
+    engine.reset(seed=3)
+    ahead = engine.foresee([NOTHING], 20.0)[0]
+    good = sum(engine.step(NOTHING)[4]["true"]["good"] for _ in range(10))
+    assert ahead.figures.good == pytest.approx(good, abs=1)  # the last step boundary differs
+    assert good > 0
+
+
+def test_stretched_workloads_have_other_lengths_and_other_names() -> None:
+    plain, long = (
+        Source(workload="chat-bursty", rate_scale=0.1),
+        Source(workload="chat-bursty", rate_scale=0.1, prompt_scale=0.5, output_scale=3.0),
+    )
+    assert (plain.name, long.name) == ("chat-bursty", "chat-bursty:0.5:3")
+    ours, theirs = (
+        Traffic(Recipe(steps=1, sources=[source])).training(0, 0).trace.requests for source in (plain, long)
+    )
+    assert len(ours) == len(theirs)
+    ratio = sum(r.output_tokens for r in theirs) / sum(r.output_tokens for r in ours)
+    assert ratio == pytest.approx(3.0, rel=0.05)
+    assert sum(r.prompt_tokens for r in theirs) < 0.6 * sum(r.prompt_tokens for r in ours)
+
+
+def test_lengths_of_a_trace_are_not_stretched() -> None:
+    with pytest.raises(ValueError, match="only workloads are stretched"):
+        recipe(sources=[Source(trace="own.csv", prompt_scale=2.0)])
+
+
+def test_a_recipe_of_before_is_still_read(tmp_path: Path) -> None:
+    made = recipe(sources=[Source(workload="chat-bursty")])
+    data = made.model_dump(mode="json")
+    del data["lookahead"]
+    for source in data["sources"]:
+        del source["prompt_scale"], source["output_scale"]
+    (tmp_path / "recipe.json").write_text(json.dumps(data))
+    assert read_recipe(tmp_path) == made
+    assert encode_action(DOWN) != encode_action(UP)
