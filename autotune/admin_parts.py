@@ -34,5 +34,12 @@ def admin_server(
     given = section.token_file
     token = own_token(given or token_beside(parts.journal.path), make=given is None)
     orders = action_routes({**actions, **override_actions(parts)}, commands, token)
-    page = dashboard_routes(parts.plots, parts.decisions, status, wall_s=parts.clock.wall_s, process=process)
+    page = dashboard_routes(
+        parts.plots,
+        parts.decisions,
+        status,
+        wall_s=parts.clock.wall_s,
+        process=process,
+        knobs=parts.metrics.tunables,
+    )
     return AdminServer(admin_app(registry, parts.decisions, status, [*page, *orders]), section.host, section.port)

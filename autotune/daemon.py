@@ -70,6 +70,8 @@ class Daemon:
         self._status_line = ""
         self.admin: AdminServer | None = None
         self._commands = Commands(parts.waiter.wake)
+        self._jobs = Housekeeping(parts.clock, parts.metrics.count_job)
+        self._jobs.every(config.housekeeping.prune_every_s, "journal-prune", self._prune)
         if config.admin.enabled:
             actions = {"mode": self._order_mode, "reload": self._order_reload}
             self.admin = admin_server(
@@ -85,13 +87,11 @@ class Daemon:
         _LOG.info("%s", what_holds(parts.minds.guard))
         interval_s = watchdog_interval_s(around.environment, around.pid)
         watchdog = Watchdog(self.notifier, interval_s, self.loop.alive) if interval_s is not None else None
-        jobs = Housekeeping()
-        jobs.every(self._config.housekeeping.prune_every_s, "journal-prune", self._prune)
         try:
             if self.admin is not None:
                 self.admin.start()
                 _LOG.info("page, metrics and decisions at %s", self.admin.address)
-            jobs.start()
+            self._jobs.start()
             if watchdog is not None:
                 watchdog.start()
             self.loop.turn()  # one look at the engine, so that the first status says something
@@ -104,7 +104,7 @@ class Daemon:
                 self.loop.restore_engine()
             if watchdog is not None:
                 watchdog.stop()
-            jobs.stop()
+            self._jobs.stop()
             if self.admin is not None:
                 self.admin.stop()
             parts.journal.close()
@@ -231,6 +231,7 @@ class Daemon:
 
     def _before_turn(self) -> None:
         self._commands.carry_out()
+        self._jobs.rearm()
         if self._reload_wanted:
             self._reload_wanted = False
             self.reload()

@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from autotune.config_page import configuration_page
 from autotune.grafana import dashboard_json
 from autotune.metrics import DaemonMetrics, Snapshot
 from autotune.request_page import requests_page
@@ -188,6 +189,7 @@ def _sentence(text: str) -> str:
 def pages() -> dict[str, str]:
     """Path below the repository root to its generated text: reference pages, and the Grafana dashboard."""
     return {
+        "docs/configuration.md": HEADER + configuration_page(),
         "docs/tunables.md": tunables_page(),
         "docs/metrics.md": metrics_page(),
         "docs/observation.md": observation_page(),

@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector as RegistryCollector
 
 from autotune.collector import CollectorCounters, Health
+from autotune.housekeeping import OUTCOMES
 from autotune.journal import JournalCounters
 from autotune.metrics_decisions import DecisionCounter
 from autotune.metrics_engine import engine_families
@@ -55,10 +56,10 @@ class Snapshot:
 class DaemonMetrics:
     """Registers everything in ``registry``; the loop counts through the methods and sets :attr:`snapshot`."""
 
-    def __init__(self, registry: CollectorRegistry, others: Mapping[str, Tunable] | None = None) -> None:
-        """``others``: the knobs of an engine of another make."""
-        self.snapshot = Snapshot()
-        self._decisions = DecisionCounter(registry, {**TUNABLES, **(others or {})})
+    def __init__(self, registry: CollectorRegistry, tunables: Mapping[str, Tunable] = TUNABLES) -> None:
+        """``tunables``: the knobs of the engine that is watched."""
+        self.snapshot, self.tunables = Snapshot(), tunables
+        self._decisions = DecisionCounter(registry, tunables)
         self.policy_errors = Counter(
             "autotune_policy_errors", "Ticks at which the policy failed and nothing was done.", registry=registry
         )
@@ -74,12 +75,24 @@ class DaemonMetrics:
         self.reloads = Counter("autotune_reloads", "Configuration reloads.", ["outcome"], registry=registry)
         for outcome in ("applied", "rejected"):
             self.reloads.labels(outcome)
+        self.jobs = Counter(
+            "autotune_housekeeping_runs",
+            "Runs of background jobs: done, failed, or missed and made up for by the next one.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in OUTCOMES:
+            self.jobs.labels(outcome)
         registry.register(_SnapshotCollector(self))
         ProcessCollector(registry=registry)
 
     def count_decision(self, knob: str, to: object, scenario: str, writer: str, verdict: str) -> None:
         """Count one proposal; see :meth:`autotune.metrics_decisions.DecisionCounter.count`."""
         self._decisions.count(knob, to, scenario, writer, verdict)
+
+    def count_job(self, outcome: str, times: int) -> None:
+        """Count runs of background jobs; ``outcome``: of :data:`autotune.housekeeping.OUTCOMES`."""
+        self.jobs.labels(outcome).inc(times)
 
 
 class _SnapshotCollector(RegistryCollector):
@@ -90,14 +103,14 @@ class _SnapshotCollector(RegistryCollector):
         return []  # families depend on what is known; names do not clash with the counters above
 
     def collect(self) -> Iterator[Metric]:
-        snapshot = self._metrics.snapshot
-        yield from _daemon(snapshot)
+        snapshot, tunables = self._metrics.snapshot, self._metrics.tunables
+        yield from _daemon(snapshot, tunables)
         if snapshot.reading is not None:
             targets = snapshot.ttft_target_s, snapshot.tbt_target_s
-            yield from engine_families(snapshot.reading, snapshot.window, *targets)
+            yield from engine_families(snapshot.reading, snapshot.window, *targets, tunables)
 
 
-def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
+def _daemon(snapshot: Snapshot, tunables: Mapping[str, Tunable]) -> Iterator[Metric]:
     yield states(
         "autotune_engine_health",
         "Which state the engine is in, as the daemon sees it.",
@@ -124,7 +137,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield counter("autotune_journal_moved_aside", "Damaged journals replaced.", snapshot.journal.moved_aside)
     yield gauge("autotune_last_change_age_seconds", "Time since the daemon last wrote.", snapshot.seconds_since_change)
     overrides = GaugeMetricFamily("autotune_override", "1 where somebody else owns the knob.", labels=["knob"])
-    for knob in TUNABLES:
+    for knob in tunables:
         overrides.add_metric([knob], float(knob in snapshot.overridden))
     yield overrides
     targets = GaugeMetricFamily("autotune_target_seconds", "Latency targets.", labels=["metric"])

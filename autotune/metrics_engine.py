@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autotune.metrics_families import counter, gauge, histogram, or_nan
 from engine.stats import HISTOGRAM_BUCKETS, EngineStats
-from engine.tunables import TUNABLES
+from engine.tunables import TUNABLES, Tunable
 from envs.window import StatsWindow, ratio
 
 _PERCENTILES: Final = (50, 95, 99)
@@ -24,15 +24,19 @@ _QUEUE_STEPS: Final = range(29, HISTOGRAM_BUCKETS - 1, 12)
 
 
 def engine_families(
-    reading: EngineStats, window: StatsWindow, ttft_target_s: float, tbt_target_s: float
+    reading: EngineStats,
+    window: StatsWindow,
+    ttft_target_s: float,
+    tbt_target_s: float,
+    tunables: Mapping[str, Tunable],
 ) -> Iterator[Metric]:
-    """Families of one reading and of the window that ends with it."""
-    yield from _resource(reading, window)
+    """Families of one reading and of the window that ends with it. ``tunables``: the engine's knobs."""
+    yield from _resource(reading, window, tunables)
     yield from _performance(reading, window)
     yield from _business(reading, window, {"ttft": ("ttft", ttft_target_s), "tbt": ("itl", tbt_target_s)})
 
 
-def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
+def _resource(reading: EngineStats, window: StatsWindow, tunables: Mapping[str, Tunable]) -> Iterator[Metric]:
     gauges, counters = reading.gauges, reading.counters
     yield gauge("autotune_kv_cache_usage", "Share of the KV pool in use, 0 to 1.", gauges.kv_usage)
     pool = GaugeMetricFamily("autotune_kv_cache_bytes", "KV pool: its size, used, reusable prefix.", labels=["part"])
@@ -49,7 +53,7 @@ def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
     bytes_of: Counts[tuple[str, str]] = Counts()
     tokens_of: Counts[str] = Counts()
     for row in gauges.resident or ():  # summed, since undeclared classes share the label "other"
-        known = (_declared("kv_format", row.kv_format), _declared("block_size", row.block_size))
+        known = (_declared(TUNABLES["kv_format"], row.kv_format), _declared(TUNABLES["block_size"], row.block_size))
         names = ("other", "other") if "other" in known else known
         bytes_of[names] += row.bytes
         tokens_of[names[0]] += row.tokens
@@ -76,8 +80,8 @@ def _resource(reading: EngineStats, window: StatsWindow) -> Iterator[Metric]:
     )
     settings = GaugeMetricFamily("autotune_tunable", "1 for the value in force.", labels=["knob", "value"])
     for knob, setting in reading.effective.items():
-        if knob in TUNABLES:
-            settings.add_metric([knob, _declared(knob, setting)], 1)
+        if knob in tunables:
+            settings.add_metric([knob, _declared(tunables[knob], setting)], 1)
     yield settings
 
 
@@ -172,5 +176,5 @@ def apdex(window: StatsWindow, histogram: str, target_s: float) -> float | None:
     return None if satisfied is None or tolerated is None else (satisfied + tolerated) / 2
 
 
-def _declared(knob: str, value: object) -> str:
-    return str(value) if value in TUNABLES[knob].values else "other"
+def _declared(tunable: Tunable, value: object) -> str:
+    return str(value) if value in tunable.values else "other"

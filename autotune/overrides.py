@@ -23,8 +23,16 @@ _TAKEN: Final = frozenset({"applied", "converging"})
 
 
 def override_actions(parts: Parts) -> dict[str, Action]:
-    """Actions ``set`` and ``release``, for the control loop to carry out; every mode lets them through."""
+    """Actions ``set`` and ``release``, for the control loop to carry out; every mode lets them through. They raise
+    ValueError beside an engine that takes its settings at its start.
+    """
+    if parts.restarts is not None:
+        return dict.fromkeys(("set", "release"), _not_while_it_runs)
     return {"set": lambda wanted: _set(parts, wanted), "release": lambda wanted: _release(parts, wanted)}
+
+
+def _not_while_it_runs(_: Mapping[str, object]) -> dict[str, Any]:
+    raise ValueError("this engine takes its settings at its start: they change by a restart alone")
 
 
 def _set(parts: Parts, wanted: Mapping[str, object]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class TargetsSection(Section):
 
     ttft_s: float = Field(default=1, gt=0, le=3600, description="Arrival to first token.")
     tbt_s: float = Field(default=0.1, gt=0, le=3600, description="Gap between two tokens.")
-    quantile: float = Field(default=0.95, gt=0, lt=1)
+    quantile: float = Field(default=0.95, gt=0, lt=1, description="Of both.")
 
 
 class PolicySection(Section):
@@ -72,8 +72,8 @@ class ByCost(Section):
 class Rate(Section):
     """At most ``changes`` within ``per_s`` seconds."""
 
-    changes: int = Field(ge=0, le=100_000)
-    per_s: float = Field(default=60, gt=0, le=86400)
+    changes: int = Field(ge=0, le=100_000, description="Changes at most ...")
+    per_s: float = Field(default=60, gt=0, le=86400, description="... within so many seconds.")
 
 
 class RatesByCost(Section):
@@ -169,8 +169,8 @@ class JournalSection(Section):
     path: Path | None = Field(
         default=None, description="SQLite file; in the state directory if absent.", json_schema_extra=RESTART
     )
-    max_rows: int = Field(default=200_000, ge=100, le=100_000_000)
-    max_bytes: int = Field(default=256 * 2**20, ge=2**20, le=2**40)
+    max_rows: int = Field(default=200_000, ge=100, le=100_000_000, description="Then the oldest go, no-ops first.")
+    max_bytes: int = Field(default=256 * 2**20, ge=2**20, le=2**40, description="The same by size of the file.")
 
 
 class AdminSection(Section):
@@ -178,8 +178,8 @@ class AdminSection(Section):
     otherwise; what changes anything needs the token.
     """
 
-    enabled: bool = Field(default=True, json_schema_extra=RESTART)
-    host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=RESTART)
+    enabled: bool = Field(default=True, description="Whether there is one.", json_schema_extra=RESTART)
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.", json_schema_extra=RESTART)
     port: int = Field(default=9466, ge=0, le=65535, description="0 takes a free one.", json_schema_extra=RESTART)
     token_file: Path | None = Field(
         default=None,
@@ -191,14 +191,18 @@ class AdminSection(Section):
 class HousekeepingSection(Section):
     """Periodic jobs beside the control loop."""
 
-    prune_every_s: float = Field(default=300, ge=1, le=86400, json_schema_extra=RESTART)
+    prune_every_s: float = Field(
+        default=300, ge=1, le=86400, description="Seconds between prunings of the journal.", json_schema_extra=RESTART
+    )
 
 
 class Config(Section):
     """The whole file; an empty one is valid."""
 
     mode: Mode = Field(default="active", description="active writes, advise does all but the write, off only watches.")
-    objective: Literal["interactive", "batch"] = "interactive"
+    objective: Literal["interactive", "batch"] = Field(
+        default="interactive", description="What is rewarded: requests inside the targets, or tokens."
+    )
     window_s: float = Field(default=10, gt=0, le=3600, description="Seconds over which load and latency are judged.")
     long_window_s: float = Field(default=60, gt=0, le=86400, description="Seconds for lengths and outcomes.")
     tick_s: float = Field(default=1, ge=0.05, le=600, description="Seconds between two decisions.")

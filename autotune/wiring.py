@@ -24,7 +24,7 @@ from autotune.schema import PolicySection
 from autotune.ticker import Waiter
 from engine.clock import Clock
 from engine.paths import default_control_socket
-from engine.tunables import CostClass
+from engine.tunables import TUNABLES, CostClass
 from envs.live import LiveEngine
 from envs.port import Change
 from envs.profile import Profile, ProfileError, read_profile
@@ -244,6 +244,6 @@ def build_parts(
         minds=minds_of(config, rules, clock, or_rules=True),
         journal=Journal(config.journal.path or default_journal(environment, os.geteuid()), wall_s=clock.wall_s),
         decisions=DecisionLog(),
-        metrics=DaemonMetrics(registry, {} if watched is None else watched.adapter.tunables),
+        metrics=DaemonMetrics(registry, TUNABLES if watched is None else watched.adapter.tunables),
         restarts=None if watched is None else desk_of(config, watched.adapter, clock),
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.address import reachable
 from autotune.writers import OPERATOR_PREFIX
 from engine.paths import default_control_socket
 from engine.text import one_line
@@ -168,8 +169,7 @@ def admin_address(admin: str | None, config: Path | None) -> str:
     if not section.enabled or not section.port:
         why = "takes a free port" if section.enabled else "has no admin port"
         raise CliError(f"{config}: the daemon {why} by it; name its address with --admin")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(section.host, section.host)  # noqa: S104  # not listening here
-    return f"http://[{host}]:{section.port}" if ":" in host else f"http://{host}:{section.port}"
+    return reachable(section.host, section.port)
 
 
 def console_for_stdout() -> Console:

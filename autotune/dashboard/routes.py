@@ -20,7 +20,7 @@ from autotune.dashboard.plots import EVERY_S, FORMATS, OTHER_FORMATS, SIZE, Plot
 from autotune.decisions import DecisionLog
 from autotune.jsonable import finite
 from autotune.metrics import MODES
-from engine.tunables import TUNABLES
+from engine.tunables import CostClass, Tunable
 
 PAGE: Final = "index.html"
 MOST_DECISIONS: Final = 100
@@ -53,15 +53,16 @@ def dashboard_routes(
     *,
     wall_s: Callable[[], float],
     process: str,
+    knobs: Mapping[str, Tunable],
 ) -> list[Route]:
     """``GET /``, ``/dashboard/FILE``, ``/dashboard/about`` and ``/dashboard/data?process=&after=&decisions=``.
 
-    ``about``: what never changes while this process runs. ``data``: what is newer than the page has: points after
-    number ``after`` and, unless their version still is ``decisions``, the newest decisions; all of it for a page that
-    has seen another ``process``. Answers 400 for numbers that are none.
+    ``about``: what never changes while this process runs, the engine's ``knobs`` among it. ``data``: what is newer than
+    the page has: points after number ``after`` and, unless their version still is ``decisions``, the newest decisions;
+    all of it for a page that has seen another ``process``. Answers 400 for numbers that are none.
     """
     static = _static()
-    about = json.dumps(_about())
+    about = json.dumps(_about(knobs))
 
     async def page(_: Request) -> Response:
         return static[PAGE]
@@ -109,15 +110,20 @@ def _static() -> dict[str, Response]:
     }
 
 
-def _about() -> dict[str, Any]:
+def _about(knobs: Mapping[str, Tunable]) -> dict[str, Any]:
     return {
         "size": SIZE,
         "every_s": EVERY_S,
         "modes": MODES,
         "formats": {**FORMATS, "other": OTHER_FORMATS},
         "knobs": {
-            name: {"values": tunable.values, "unit": tunable.unit, "description": tunable.description}
-            for name, tunable in TUNABLES.items()
+            name: {
+                "values": tunable.values,
+                "unit": tunable.unit,
+                "description": tunable.description,
+                "can_be_set": tunable.cost_class is not CostClass.RESTART,
+            }
+            for name, tunable in knobs.items()
         },
     }
 

@@ -26,32 +26,25 @@ def check_socket(probes: Probes, control: Path) -> Iterator[Finding]:
     if there is not None and not stat.S_ISSOCK(there.st_mode):
         yield problem("control socket", f"{control} is no socket", "remove it, or name another with --control")
         return
-    if there is not None:
-        if probes.access(control, os.R_OK | os.W_OK):
-            yield ok("control socket", f"{control} is there")
-        else:
-            yield problem(
-                "control socket",
-                f"{control} is there, but not for this user",
-                "become the engine's user (sudo -u kv-autotune ...), or start the engine with --control-uid",
-            )
-        return
-    yield _folder("control socket", probes, control.parent, "--control, and engine.control in the configuration")
+    advice = "become the engine's user (sudo -u kv-autotune ...), or start the engine with --control-uid"
+    yield _place("control socket", probes, control, advice, "--control, and engine.control in the configuration")
 
 
 def check_state(probes: Probes, journal: Path) -> Iterator[Finding]:
     """The journal, or the folder that it will be in."""
-    if probes.stat(journal) is not None:
-        if probes.access(journal, os.R_OK | os.W_OK):
-            yield ok("state", f"journal {journal}")
-        else:
-            yield problem(
-                "state",
-                f"journal {journal} is another user's",
-                "run the daemon as its owner, or name another with journal.path in the configuration",
-            )
-        return
-    yield _folder("state", probes, journal.parent, "journal.path in the configuration")
+    advice = "run the daemon as its owner, or name another with journal.path in the configuration"
+    yield _place("state", probes, journal, advice, "journal.path in the configuration")
+
+
+def _place(check: str, probes: Probes, path: Path, advice: str, key: str) -> Finding:
+    """Whether what is there can be used, and, where nothing is, whether its folder could hold it. ``advice``: for what
+    is closed to this user; ``key``: what names another place.
+    """
+    if probes.stat(path) is None:
+        return _folder(check, probes, path.parent, key)
+    if probes.access(path, os.R_OK | os.W_OK):
+        return ok(check, f"{path} is there")
+    return problem(check, f"{path} is there, but not for this user", advice)
 
 
 def _folder(check: str, probes: Probes, folder: Path, key: str) -> Finding:

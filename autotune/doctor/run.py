@@ -13,6 +13,7 @@ from typing import Any, Final
 import autotune
 from autotune.adapters.control import WatchedEngine
 from autotune.adapters.wire import watched_engine
+from autotune.address import reachable
 from autotune.config import Config, ConfigError
 from autotune.doctor.device import check_driver, check_torch
 from autotune.doctor.finding import Finding, ok, problem
@@ -59,8 +60,7 @@ def examine(probes: Probes, asked: Asked) -> Iterator[Finding]:
     control = asked.control or config.engine.control or default_control_socket(probes.environ, probes.uid)
     journal = config.journal.path or default_journal(probes.environ, probes.uid)
     admin = config.admin
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)  # noqa: S104  # not listening here
-    address = f"http://[{host}]:{admin.port}" if ":" in host else f"http://{host}:{admin.port}"
+    address = reachable(admin.host, admin.port)
 
     yield check_python(sys.version_info[:2], platform.system())
     yield from check_shadows(probes, Path(autotune.__file__).resolve().parents[1])

@@ -26,7 +26,7 @@ and claims about large models may come out otherwise there.
 
 _SCOPE: Final = """## Out of scope
 
-The survey looks ahead to three things. Tuning by reinforcement learning is built ([policies](policies.md)). Two are
+The survey looks ahead to three things. Tuning by reinforcement learning is built ([training](train.md)). Two are
 not: *hardware with atomic operations on KV* cannot be built in software, and *attention without an explicit cache* is
 another model architecture, not a way of serving today's.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from autotune.fleet.names import DAEMON_GAUGES, ENGINE_GAUGES
+from autotune.fleet.names import DAEMON_GAUGES, ENGINE_GAUGES, FORMAT_KNOBS
 from autotune.fleet.prometheus import Series
 
 DONE: Final = ("applied", "converging")
@@ -105,7 +105,7 @@ def rows_of(
         its_daemon = next((paired[place] for place in _places(gauges[0].labels, target[1]) if place in paired), None)
         if its_daemon is None:
             rows += engines
-        elif its_daemon.daemon == "down":
+        elif engines and its_daemon.daemon == "down":
             its_daemon.take_from(engines[0])
     return sorted(rows, key=lambda row: (row.name, row.instance))
 
@@ -132,7 +132,7 @@ def _daemon_row(
             setattr(row, attribute, series.value)
     row.mode = _state(found, "autotune_mode", "mode")
     row.policy = _state(found, "autotune_policy", "policy")
-    row.kv_format = _state([s for s in found if s.labels.get("knob") == "kv_format"], "autotune_tunable", "value")
+    row.kv_format = _stored_as(found)
     row.kv_shares = _shares(found)
     row.ttft_s = _one(found, "autotune_window_ttft_seconds", percentile=_TAIL)
     row.tbt_s = _one(found, "autotune_window_tbt_seconds", percentile=_TAIL)
@@ -146,17 +146,20 @@ def _daemon_row(
 
 
 def _engine_rows(target: Identity, gauges: Sequence[Series], alive: bool | None) -> Iterator[Row]:
-    """Engines without a daemon; several ``engine`` labels on one page are several engines."""
+    """Engines without a daemon; a page may be several engines', told apart by a label."""
     by_engine: dict[str, Row] = {}
-    for series in gauges:
-        engine = series.labels.get("engine", "")
+    order = list(ENGINE_GAUGES)
+    for series in sorted(gauges, key=lambda series: order.index(series.name)):  # of two names the newer one counts
+        gauge = ENGINE_GAUGES[series.name]
+        if any(series.labels.get(label, value) != value for label, value in gauge.only.items()):
+            continue
+        engine = series.labels.get(gauge.engine, "")
         if engine not in by_engine:
-            name = _name(series.labels, target) + (f" engine {engine}" if engine not in {"", "0"} else "")
+            name = _name(series.labels, target) + (f" {gauge.engine} {engine}" if engine not in {"", "0"} else "")
             health = {True: "ok", False: "gone", None: "unknown"}[alive]
             by_engine[engine] = Row(name, *target, daemon="none", health=health)
-        attribute = ENGINE_GAUGES[series.name]
-        if getattr(by_engine[engine], attribute) is None:  # an old and a new name of one figure count once
-            setattr(by_engine[engine], attribute, series.value)
+        if getattr(by_engine[engine], gauge.attribute) is None:
+            setattr(by_engine[engine], gauge.attribute, series.value)
     yield from by_engine.values()
 
 
@@ -213,6 +216,16 @@ def _places(labels: Mapping[str, str], instance: str) -> Iterator[tuple[str, str
 def _state(found: Iterable[Series], name: str, label: str) -> str | None:
     """The label of the one series of a set that is 1."""
     return next((series.labels.get(label) for series in found if series.name == name and series.value == 1), None)
+
+
+def _stored_as(found: Iterable[Series]) -> str | None:
+    """The format in force: of an engine that has a knob for keys and one for values, both where they differ."""
+    told = {
+        series.labels.get("knob", ""): series.labels.get("value", "?")
+        for series in found
+        if series.name == "autotune_tunable" and series.value == 1
+    }
+    return "/".join(dict.fromkeys(told[knob] for knob in FORMAT_KNOBS if knob in told)) or None
 
 
 def _one(found: Iterable[Series], name: str, **labels: str) -> float | None:

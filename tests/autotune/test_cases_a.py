@@ -45,6 +45,7 @@ def where_int4_is_slow() -> Profile:
 
 
 def test_a4_slower_without_need_is_reverted_within_a_trial_window_and_the_figures_are_told() -> None:
+    """Case A.4, simulated: what int4 cost is measured, taken back, not tried again, and told."""
     steady = from_requests("steady", [TraceRequest(0.5 * i, 600, 60) for i in range(300)])
     env = SimulatedEngine(
         where_int4_is_slow(), steady, rate_scale=1.0, interval_s=1.0, warm_up_s=0.0, episode_s=150.0, repeats=False,

@@ -39,6 +39,29 @@ def test_no_action_before_one_full_window_then_it_acts(make_rig: Any) -> None:
     assert "load" in record.reason  # the reason with its figures travels to the engine
 
 
+def test_a_restart_under_heavy_load_acts_on_a_whole_window_and_resets_nothing(make_rig: Any) -> None:
+    """Case J.40: the first readings are missing, then show nothing yet; what is in force is read back and stays."""
+    first = make_rig(PRESSURE)
+    first.run_s(15, lambda: pressed(first.engine))
+    engine, revision = first.engine, first.engine.state.revision
+    assert engine.state.desired["kv_format"] == "int4"
+    first.close()
+    again = make_rig(PRESSURE, engine=engine, clock=first.clock)
+    again.daemon.restore()
+    engine.alive = False
+    again.run_s(3)
+    engine.alive = True
+    engine.set_usage(0.0, running=0)
+    again.run_s(2)
+    assert again.daemon.status()["tunables"]["kv_format"] == "int4"
+    again.run_s(7, lambda: pressed(engine))
+    assert again.daemon.status()["observed_s"] < 10
+    assert engine.state.revision == revision
+    assert {verdict for _, _, verdict in again.decisions()} <= {"warming_up"}
+    again.run_s(15, lambda: pressed(engine))
+    assert engine.state.desired["kv_format"] == "int4"
+
+
 def test_every_tick_is_journalled_with_what_was_seen_and_done(make_rig: Any) -> None:
     rig = make_rig(PRESSURE)
     rig.run_s(30, lambda: pressed(rig.engine))
@@ -268,6 +291,9 @@ def test_wall_clock_jumps_do_not_disturb_the_tick(make_rig: Any) -> None:
         assert rig.loop.ticks - before == 20
     stamps = [tick.stamp_ns for tick in rig.ticks()]
     assert {later - earlier for earlier, later in pairwise(stamps)} == {1_000_000_000}
+    rates = [tick.body["observation"]["values"]["offered_rps"] for tick in rig.ticks()[12:]]
+    assert rates == pytest.approx([5.0] * 48, rel=0.15)
+    assert 0 <= rig.metric("autotune_last_change_age_seconds") <= 60
 
 
 def test_idle_is_a_valid_state_and_not_no_data(make_rig: Any) -> None:

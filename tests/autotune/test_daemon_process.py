@@ -111,6 +111,7 @@ def test_from_start_to_stop(running: Any) -> None:
 
 
 def test_watchdog_pings_go_on_during_a_slow_reload(running: Any) -> None:
+    """Case M.47 in a process: the watchdog allows half a second."""
     process, manager, config, _ = running
     until(manager, "READY=1")
     text = config.read_text()

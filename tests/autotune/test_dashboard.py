@@ -115,6 +115,7 @@ def test_about_names_knobs_modes_and_formats(served: Any) -> None:
     about = json.loads(get(served, "/dashboard/about")[2])
     assert about["modes"] == ["active", "advise", "off"]
     assert about["knobs"]["block_size"]["values"] == [16, 32, 64, 128, 256]
+    assert all(knob["can_be_set"] for knob in about["knobs"].values())
     assert list(about["formats"]) == ["native", "int8", "k8v4", "int4", "other"]
     assert set(about["formats"].values()) <= set(COLUMNS)
 

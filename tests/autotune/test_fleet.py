@@ -16,11 +16,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autotune.adapters.find import KINDS
 from autotune.fleet.names import NAMES
 from autotune.fleet.prometheus import Prometheus, PrometheusError, Series
 from autotune.fleet.read import read_fleet
 from autotune.fleet.rows import last_decision
 from autotune.fleet.view import table
+from autotune.metrics import DaemonMetrics, Snapshot
+from engine.stats import EngineStats
 
 NOW_S = 1_800_000_000.0
 
@@ -198,6 +201,54 @@ def test_engines_without_a_daemon_and_with_one(prometheus: FakePrometheus, daemo
     assert found["prod/vllm-0"].daemon == "up"  # of its engine there is no second row
     prometheus.labels = {target: {"fleet_name": "c"} for target in prometheus.labels}
     assert list(rows(prometheus)) == ["b:8000", "b:8000 engine 1", "c"]
+
+
+def test_which_name_counts_does_not_hang_on_their_order(prometheus: FakePrometheus) -> None:
+    new, old = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\n', 'vllm:gpu_cache_usage_perc{engine="0"} 0.9\n'
+    for page in (new + old, old + new):
+        prometheus.pages[("vllm", "b:8000")] = page
+        assert rows(prometheus)["b:8000"].kv_usage == 0.5
+
+
+def test_ranks_of_one_engine_are_told_apart_and_counted_once(prometheus: FakePrometheus) -> None:
+    """SGLang: its label of data parallelism is another one, and tensor ranks repeat what the first one tells."""
+    prometheus.pages[("sglang", "s:30000")] = "".join(
+        f'sglang:num_running_reqs{{dp_rank="{rank}",tp_rank="{copy}"}} {10 * copy + rank + 1}\n'
+        for rank in (0, 1)
+        for copy in (1, 0)
+    )
+    found = rows(prometheus)
+    assert {name: row.running for name, row in found.items()} == {"s:30000": 1, "s:30000 dp_rank 1": 2}
+    prometheus.pages = {("sglang", "s:30000"): 'sglang:num_running_reqs{tp_rank="1"} 5\n'}
+    assert rows(prometheus) == {}
+    down = {"job": "autotune", "instance": "s:9466", "fleet_name": "s"}
+    prometheus.lately.append({"metric": down, "value": [NOW_S, "17"]})
+    prometheus.pages[("autotune", "s:9466")] = None
+    prometheus.labels = {target: {"fleet_name": "s"} for target in prometheus.pages}
+    (row,) = rows(prometheus).values()
+    assert (row.daemon, row.running) == ("down", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "expected"),
+    [
+        ("vllm", {"kv-cache-dtype": "fp8", "block-size": 16}, "fp8"),
+        ("llamacpp", {"cache-type-k": "q8_0", "cache-type-v": "q8_0"}, "q8_0"),
+        ("llamacpp", {"cache-type-k": "f16", "cache-type-v": "q4_0"}, "f16/q4_0"),
+        ("vllm", {}, None),
+    ],
+)
+def test_how_engines_of_another_make_store(
+    prometheus: FakePrometheus, kind: str, knobs: dict[str, Any], expected: str | None
+) -> None:
+    registry = CollectorRegistry()
+    metrics = DaemonMetrics(registry, KINDS[kind].tunables)
+    reading = EngineStats("i", "m", 1, 4096, 64, 0, knobs)
+    metrics.snapshot = Snapshot(mode="active", reading=reading)
+    prometheus.pages[("autotune", "a:9466")] = generate_latest(registry).decode()
+    row = rows(prometheus)["a:9466"]
+    assert row.kv_format == expected
+    assert str(table([row]).columns[5]._cells[0]) == (expected or "?")
 
 
 def decision(knob: str, to: str, samples: list[tuple[float, float]], verdict: str = "applied") -> Series:

@@ -95,7 +95,7 @@ def test_a_tail_that_grew_after_it_came_back_is_copied_again() -> None:
 
 
 def test_nothing_is_written_to_a_block_that_is_being_copied() -> None:
-    """The request comes back before its last block has left: it waits for that."""
+    """Case F.21: the request comes back before its last block has left, and waits for that."""
     world = tight(lag=9)
     request = world.add(ids(1, 100), max_tokens=40)
     for _ in range(4):
@@ -114,6 +114,7 @@ def test_nothing_is_written_to_a_block_that_is_being_copied() -> None:
 
 
 def test_case_f21_two_hundred_times_what_was_written_is_what_comes_back() -> None:
+    """Case F.21: copies that end late, under load; bytes are compared after every step."""
     world = World(num_slabs=5, host_slabs=10, recode_tokens=100, lag=4, values={"host_offload": "on"})
     rng = random.Random(21)
     world.add(ids(0, 200), max_tokens=700)

@@ -75,7 +75,7 @@ def assert_scored(loaded: LoadedModel, result: OfflineResult) -> None:
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_every_length_matches_dense_for_every_block_size(loaded: LoadedModel, block_size: int) -> None:
-    """Case 11. Token by token, so that decode attention sees every length; then whole prompts around the edges."""
+    """Case C.11. Token by token, so that decode attention sees every length; then whole prompts around the edges."""
     engine = engine_of(loaded, block_size)
     engine.scheduler._planner.max_batched = 1
     whole = engine.add(text(3 * block_size + 1), SamplingParams(max_tokens=1, prompt_logprobs=0))
@@ -92,7 +92,7 @@ def test_every_length_matches_dense_for_every_block_size(loaded: LoadedModel, bl
 
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_a_repeated_prompt_with_prompt_logprobs(loaded: LoadedModel, block_size: int) -> None:
-    """Case 9: both runs give one entry per token, equal; a fully cached prompt still recomputes its last token."""
+    """Case B.9: both runs give one entry per token, equal; a fully cached prompt still recomputes its last token."""
     engine = engine_of(loaded, block_size)
     for length in (block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1):
         scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
@@ -111,7 +111,7 @@ def test_a_repeated_prompt_with_prompt_logprobs(loaded: LoadedModel, block_size:
 @pytest.mark.parametrize("shared", [17, 40, 64, 70, 100])
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_a_shared_block_shows_nothing_past_what_is_shared(loaded: LoadedModel, block_size: int, shared: int) -> None:
-    """Case 10: B shares the first tokens of A, cut anywhere; all memory but B's own tokens is NaN from then on."""
+    """Case B.10: B shares the first tokens of A, cut anywhere; all memory but B's own tokens is NaN from then on."""
     long = text(140, seed=1)
     short = long[:shared] + text(25, seed=2)
     cold = engine_of(loaded, block_size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
+import zipfile
 from pathlib import Path
 from typing import Any, Never
 
@@ -148,17 +150,28 @@ def test_hostile_figures_never_end_the_loop(make_rig: Any, name: str, value: Any
     json.dumps(rig.daemon.status())
 
 
+KINDS = ("missing", "pickle", "folder of nothing", "archive", "normaliser")
+
+
 def spoil(folder: Path, marker: Path, kind: str) -> None:
-    """A folder of a policy that cannot be used; what runs of it would leave ``marker``."""
-    if kind != "missing":
+    """What is no policy under the name of one; what runs of it would leave ``marker``."""
+    code = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    if kind == "archive":  # as Stable-Baselines3 saves a model, with code in every field that it unpickles
+        with zipfile.ZipFile(folder, "w") as archive:
+            fields = {"policy_class": {":type:": "x", ":serialized:": base64.b64encode(code).decode()}}
+            archive.writestr("data", json.dumps(fields))
+            for name in ("policy.pth", "policy.optimizer.pth", "pytorch_variables.pth"):
+                archive.writestr(name, code)
+    elif kind == "normaliser":
+        folder.write_bytes(code)
+    elif kind != "missing":
         folder.mkdir()
     if kind == "pickle":
-        code = f"cos\nsystem\n(S'touch {marker}'\ntR."
         for file in ("policy.json", "policy.safetensors", "card.json", "weights.safetensors"):
-            (folder / file).write_bytes(code.encode())
+            (folder / file).write_bytes(code)
 
 
-@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_cannot_be_used_leaves_the_one_in_force(make_rig: Any, tmp_path: Path, kind: str) -> None:
     rig = make_rig(PRESSURE)
     rig.run_s(3, lambda: pressed(rig.engine))
@@ -175,11 +188,11 @@ def test_a_policy_that_cannot_be_used_leaves_the_one_in_force(make_rig: Any, tmp
     assert fail_with(lambda: app(["check-config", str(rig.config_path)], standalone_mode=False)) == 1
 
 
-@pytest.mark.parametrize("kind", ["missing", "pickle", "folder of nothing"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_at_a_start_the_rules_stand_in_for_a_policy_that_cannot_be_used(
     make_rig: Any, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Case L.44."""
+    """Case L.44: nothing of it runs, the reason is told, and the rules decide."""
     folder, marker = tmp_path / "policy", tmp_path / "ran"
     spoil(folder, marker, kind)
     learned = f"policy: {{use: learned, learned: {folder}, rules: literature, quality_budget: null}}\n"
@@ -201,6 +214,8 @@ def test_at_a_start_the_rules_stand_in_for_a_policy_that_cannot_be_used(
     assert rig.daemon.reload().rejected[0].startswith("policy.learned: "), "a reload does not make do with less"
     found = Rethinker(read_runs(rig.parts.journal.path), minds_of).replay(before)
     assert (found.same + found.held, found.ticks) == (12, 12), found.lines
+    if folder.is_file():
+        folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     made = card()
     export_policy(folder, made, tensors_of(made.network))

@@ -43,7 +43,7 @@ def reload(rig: Any, text: str) -> Any:
 
 
 def test_a_good_reload_is_announced_and_applied(managed: Any) -> None:
-    """Case M.47; pings during a slow one are in tests/autotune/test_daemon_process.py."""
+    """Case M.47; a slow one is in tests/autotune/test_daemon_process.py."""
     rig, told = managed
     rig.write_config(PRESSURE + "mode: advise\n")
     outcome = reload(rig, rig.config_path.read_text())
@@ -92,6 +92,26 @@ def test_live_and_restart_only_keys_are_told_apart(managed: Any, caplog: pytest.
     before = rig.loop.ticks
     rig.run_s(10)
     assert rig.loop.ticks - before == 5
+
+
+def test_one_file_with_a_live_a_restart_only_and_an_unknown_key_is_refused_whole(
+    managed: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case M.49 in one file: the unknown key is told by its path and nothing applied; without it, both others are."""
+    rig, told = managed
+    caplog.set_level("INFO")
+    both = PRESSURE + "tick_s: 2\njournal: {path: /elsewhere.db}\n"
+    rig.write_config(both + "guard: {dwel_s: 3}\n")
+    outcome = reload(rig, rig.config_path.read_text())
+    (line,) = outcome.rejected
+    assert line.startswith("guard.dwel_s: unknown key")
+    assert (outcome.applied, outcome.needs_restart) == ([], [])
+    assert line in told()[1]
+    assert line in caplog.text
+    assert rig.config.tick_s == rig.daemon._config.tick_s
+    rig.write_config(both)
+    assert reload(rig, rig.config_path.read_text()).summary() == "reload: applied tick_s; needs restart journal.path"
+    assert "applied tick_s; needs restart journal.path" in caplog.text
 
 
 def test_two_signals_at_once_reload_once(managed: Any) -> None:

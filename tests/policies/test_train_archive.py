@@ -85,6 +85,7 @@ def test_a_run_is_exported_without_its_pickles(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("entry", ["policy.pth", "policy.optimizer.pth"])
 def test_code_in_place_of_weights_is_refused_and_not_run(entry: str, folder: Path, tmp_path: Path) -> None:
+    """Case L.44: by export and by a resumed run alike."""
     marker = tmp_path / "ran"
     for data in (evil(marker), pickle.dumps(Payload(marker)), b"", b"PK\x03\x04", b"x" * 1000):
         for name in (BEST, last(folder)):

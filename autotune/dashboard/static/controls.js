@@ -25,14 +25,15 @@ export class Controls {
   draw(status) {
     for (const [mode, button] of this.modes) button.setAttribute("aria-pressed", String(status.mode === mode));
     const row = (knob, value) => {
+      const about = this.about.knobs[knob];
       const theirs = status.overrides?.[knob];
       const release = theirs === undefined ? null : this.#button("Give back", () => this.#order("release", { knob, ...this.#who() }), `Give ${knob} back to the daemon`);
       return el(
         "tr",
         {},
-        el("th", { scope: "row", title: this.about.knobs[knob]?.description ?? null }, knob),
+        el("th", { scope: "row", title: about?.description ?? null }, knob),
         el("td", {}, String(value)),
-        el("td", {}, theirs ?? status.barred?.[knob] ?? "the daemon", release ? " " : null, release),
+        el("td", {}, theirs ?? status.barred?.[knob] ?? (about?.can_be_set === false ? "set at its start" : "the daemon"), release ? " " : null, release),
       );
     };
     const state = JSON.stringify([status.tunables, status.overrides, status.barred]);
@@ -83,12 +84,14 @@ export class Controls {
   }
 
   #overrideForm() {
+    this.name = el("input", { id: "who", maxlength: "24", autocomplete: "off", placeholder: "admin" });
     const option = (value, text = value) => el("option", { value }, text);
-    const knob = el("select", { id: "knob" }, ...Object.keys(this.about.knobs).map((name) => option(name)));
+    const names = Object.keys(this.about.knobs).filter((name) => this.about.knobs[name].can_be_set);
+    if (!names.length) return el("p", { class: "note" }, "This engine takes its settings at its start: they change by a restart alone.");
+    const knob = el("select", { id: "knob" }, ...names.map((name) => option(name)));
     const value = el("select", { id: "value" });
     const time = el("select", { id: "time" }, ...TIMES.map(([seconds, text]) => option(seconds, text)));
     const reason = el("input", { id: "reason", maxlength: "200", autocomplete: "off" });
-    this.name = el("input", { id: "who", maxlength: "24", autocomplete: "off", placeholder: "admin" });
     const offer = () => put(value, ...this.about.knobs[knob.value].values.map((one) => option(one)));
     knob.addEventListener("change", offer);
     offer();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from autotune.adapters.restart_work import Work
 from autotune.adapters.wire import watched_engine
 from autotune.cli.status import _restart_lines
 from autotune.config import ConfigError, parse_config
+from autotune.overrides import override_actions
 from engine.clock import ManualClock
 
 KNOBS = {"kv-cache-dtype": "auto", "block-size": 16}
@@ -85,6 +88,29 @@ def test_the_load_is_seen_within_two_ticks_and_told_to_prometheus(beside: Beside
     assert rig.metric("autotune_recoded_tokens_total") is None
     observed = rig.ticks()[-1].body["observation"]
     assert observed["tunables"] == {}, "its knobs are not ours"
+
+
+def test_its_knobs_are_shown_as_ours_are(beside: Beside) -> None:
+    rig = beside.rig(allowed=False, admin={"port": 0})
+    rig.run_s(3)
+    assert rig.metric("autotune_tunable", knob="kv-cache-dtype", value="auto") == 1
+    assert rig.metric("autotune_tunable", knob="block-size", value="16") == 1
+    assert rig.metric("autotune_override", knob="block-size") == 0
+    assert rig.metric("autotune_override", knob="kv_format") is None, "it has no such knob"
+    rig.daemon.admin.start()
+    try:
+        with urllib.request.urlopen(rig.daemon.admin.address + "/dashboard/about", timeout=30) as answer:
+            knobs = json.load(answer)["knobs"]
+        with urllib.request.urlopen(rig.daemon.admin.address + "/dashboard/data", timeout=30) as answer:
+            assert json.load(answer)["status"]["tunables"] == KNOBS
+    finally:
+        rig.daemon.admin.stop()
+    assert knobs.keys() == KNOBS.keys()
+    assert knobs["block-size"]["description"]
+    assert not any(about["can_be_set"] for about in knobs.values())
+    for order, wanted in (("set", {"knob": "block-size", "value": 32}), ("release", {})):
+        with pytest.raises(ValueError, match="takes its settings at its start"):
+            override_actions(rig.parts)[order](wanted)
 
 
 def test_without_permission_there_is_advice_and_nothing_is_ever_touched(beside: Beside, tmp_path: Path) -> None:
