@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.routing import Route
 from autotune.admin_token import is_token
 from autotune.commands import Commands, NotDoneError
 from engine.control_client import EngineUnreachable
+from engine.json_text import load_json
 from engine.text import one_line
 
 Action = Callable[[Mapping[str, object]], dict[str, Any]]
@@ -66,10 +66,10 @@ async def _body(request: Request) -> Mapping[str, object] | Response:
             text += chunk
             if len(text) > _MAX_BODY_BYTES:
                 return _error(413, f"more than {_MAX_BODY_BYTES} bytes")
-        body = json.loads(text) if text else {}
+        body = load_json(text) if text else {}
     except ClientDisconnect:
         return _error(400, "the request ended early")
-    except (ValueError, RecursionError):
+    except ValueError:
         return _error(400, "not JSON")
     return body if isinstance(body, dict) else _error(400, "not a JSON object")
 

@@ -36,11 +36,9 @@ class AdviceReader:
                 self.left_out += 1
                 continue
             try:
-                observation = Observation.from_json(body["observation"])
-            except (KeyError, ValueError):
+                moments.append(self._moment(Observation.from_json(body["observation"]), body))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 self.left_out += 1
-                continue
-            moments.append(self._moment(observation, body))
         return moments
 
     def _moment(self, observation: Observation, body: dict[str, Any] | Any) -> Moment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -10,9 +11,11 @@ from typing import Final
 
 from autotune.adapters.reading import PartialStats
 from engine.clock import Clock
-from engine.stats import Counters, EngineStats, Gauges, Histogram
+from engine.stats import Counters, EngineStats, Gauges, Histogram, ResidentBytes
+from engine.text import one_line
 from envs.window import History, StatsWindow, amount
 
+_LOG: Final = logging.getLogger("autotune.collector")
 _FORGIVE_AFTER: Final = 5
 
 
@@ -68,16 +71,28 @@ class Collector:
         self._history = history
 
     def poll(self) -> EngineStats | None:
-        """Ask the engine once; the reading if it is new and believable, else None."""
+        """Ask the engine once; the reading if it is new and believable, else None. Never raises: whatever an engine
+        answers, the loop goes on.
+        """
         self.counters.polls += 1
-        reading = self._read()
+        try:
+            return self._take(self._read())
+        except Exception as error:  # noqa: BLE001  # logged, once
+            problem = one_line(f"its reading cannot be used: {error!r}")
+            if problem != self.problem:  # once, not twice a second
+                _LOG.exception("a reading of the engine could not be used")
+            self._answered, self.problem = True, problem
+            self.counters.invariant_violations += 1
+            return None
+
+    def _take(self, reading: EngineStats | None) -> EngineStats | None:
         self._answered = reading is not None
         if reading is None:
             self.counters.failed_polls += 1
             return None
         self._notice_instance(reading.instance)
         newest = self.latest
-        self.problem = implausible(reading, newest) or ""
+        self.problem = one_line(implausible(reading, newest) or "")
         if self.problem:
             self.counters.invariant_violations += 1
             self._refused += 1
@@ -161,9 +176,9 @@ def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
         value = getattr(reading.gauges, name)
         if value is None and not (may_be_none or is_partial):
             return f"gauge {name} is null"
-        if value is None or isinstance(value, list | dict):
+        if value is None:
             continue
-        if not isinstance(value, bool) if is_flag else amount(value) is None:
+        if not _is_figure(name, value, is_flag=is_flag):
             return f"gauge {name} is {value!r}"
     for name in _HISTOGRAMS:
         now = getattr(reading, name)
@@ -173,6 +188,19 @@ def implausible(reading: EngineStats, before: EngineStats | None) -> str | None:
         if problem is not None:
             return f"histogram {name} {problem}"
     return None
+
+
+def _is_figure(name: str, value: object, *, is_flag: bool) -> bool:
+    if name == "resident":
+        return isinstance(value, list) and all(_is_row(row) for row in value)
+    if name == "kv_bytes_per_token":
+        return isinstance(value, dict) and all(amount(one) is not None for one in value.values())
+    return isinstance(value, bool) if is_flag else amount(value) is not None
+
+
+def _is_row(row: ResidentBytes) -> bool:
+    figures = (row.block_size, row.bytes, row.tokens)
+    return isinstance(row.kv_format, str) and all(amount(figure) is not None for figure in figures)
 
 
 def _implausible_histogram(now: Histogram, before: Histogram | None) -> str | None:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from autotune.journal_file import JournalError, Tick, prune_file, row_check, take_ownership
 from autotune.journal_salvage import salvage
 from autotune.jsonable import finite
+from engine.json_text import load_json
 
 _LOG: Final = logging.getLogger("autotune.journal")
 _SCHEMA_VERSION: Final = 2
@@ -114,9 +115,9 @@ class Journal:
 
     def recall(self, key: str) -> Any:
         """What the last tick kept under ``key``, in this run or an earlier one; None if nothing."""
-        with self._lock, contextlib.suppress(sqlite3.Error, ValueError):
+        with self._lock, contextlib.suppress(sqlite3.Error, TypeError, ValueError):
             row = self._connection.execute("SELECT value FROM memory WHERE key = ?", (key,)).fetchone()
-            return None if row is None else json.loads(row[0])
+            return None if row is None else load_json(row[0])
         return None
 
     def prune(self, max_rows: int, max_bytes: int) -> int:

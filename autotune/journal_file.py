@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 import sqlite3
@@ -15,8 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from engine.json_text import load_json
+from engine.shapes import fits
+from engine.text import one_line
+
 _MANY_RUNS: Final = 100
 _LARGEST_ID: Final = 2**63 - 1
+_COLUMNS: Final = (7, 8)
+_END_OF_TIME_S: Final = 250_000_000_000.0  # the year 9892: no calendar here goes on much longer
+_Figures = dict[str, float | None]
+_EFFECT: Final[Mapping[str, Any]] = {
+    "before": _Figures, "after": _Figures, "outcome": str, "why": str, "unknown": str, "together_with": list[int],
+    "without_service_s": float | None,
+}  # fmt: skip
 _PRUNE_BATCH: Final = 500  # rows per transaction, so that the loop never waits long for a prune
 _DELETE_OLDEST: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks ORDER BY id LIMIT ?)"
 _DELETE_OLDEST_OF: Final = "DELETE FROM ticks WHERE id IN (SELECT id FROM ticks WHERE acted = ? ORDER BY id LIMIT ?)"
@@ -58,7 +68,7 @@ def read_ticks(path: Path, *, limit: int, acted_only: bool = False, after_id: in
     query = f"SELECT * FROM ticks WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608  # no outside text in it
     with _reading(path) as connection:
         rows = connection.execute(query, (after_id, limit)).fetchall()
-    return [_tick(row) for row in reversed(rows)]
+        return [_tick(row) for row in reversed(rows)]
 
 
 def read_tick(path: Path, tick_id: int) -> Tick | None:
@@ -81,20 +91,45 @@ def read_runs(path: Path) -> dict[str, Any]:
         rows = connection.execute("SELECT run, config FROM runs").fetchall()
     runs = {}
     for run, text in rows:
-        with contextlib.suppress(ValueError):
-            runs[run] = json.loads(text)
+        with contextlib.suppress(TypeError, ValueError):
+            runs[run] = load_json(text)
     return runs
 
 
 def _tick(row: tuple[Any, ...]) -> Tick:
+    if len(row) not in _COLUMNS:
+        raise sqlite3.DatabaseError("not a journal of this program")
     tick_id, run, wall_s, stamp_ns, acted, body, effect, *check = row
+    read: Any = {}
     # Rows of the first version have no check sum.
     damaged = "" if not check or check[0] in {None, row_check(tick_id, run, stamp_ns, body)} else "check sum differs"
     try:
-        read, measured = json.loads(body), effect and json.loads(effect)
-    except ValueError as error:
-        damaged, read, measured = damaged or f"not JSON: {error}", {}, None
-    return Tick(tick_id, run, wall_s, stamp_ns, bool(acted), {} if damaged else read, measured, damaged)
+        read = load_json(body)
+    except (TypeError, ValueError) as error:
+        damaged = damaged or f"not JSON: {error}"
+    # The check sum is of body and stamp; a bit may change in any column.
+    if not (isinstance(run, str) and isinstance(stamp_ns, int) and isinstance(read, dict)):
+        damaged = damaged or "not a tick"
+    if not isinstance(wall_s, float) or not 0 <= wall_s < _END_OF_TIME_S:
+        wall_s, damaged = 0.0, damaged or "its time is none"
+    if damaged:
+        stamp_ns = stamp_ns if isinstance(stamp_ns, int) else 0
+        return Tick(tick_id, str(run), wall_s, stamp_ns, bool(acted), {}, None, one_line(damaged))
+    return Tick(tick_id, run, wall_s, stamp_ns, bool(acted), read, None if effect is None else _effect(effect))
+
+
+def _effect(text: Any) -> Mapping[str, Any]:
+    """What a change did. It has no check sum, as it comes later: what is not one is unknown."""
+    try:
+        effect = load_json(text)
+    except (TypeError, ValueError):
+        effect = None
+    is_one = isinstance(effect, dict) and all(
+        fits(effect[name], kind) for name, kind in _EFFECT.items() if name in effect
+    )
+    if not is_one or ("outcome" in effect and "why" not in effect):
+        return {"unknown": "its row is damaged"}
+    return dict(effect)
 
 
 @contextlib.contextmanager

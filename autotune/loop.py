@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, replace
 from typing import Any, Final
 
 from autotune.adapters.desk import KEY as RESTART_KEY
 from autotune.collector import Health
-from autotune.deliberation import Minds, States, Thought, made, think
+from autotune.deliberation import Minds, Thought, made, think
 from autotune.journal_file import Tick
 from autotune.leaving import restore_engine
+from autotune.loop_memory import Memory, restored
 from autotune.parts import Parts, Settings
 from autotune.reporter import Reporter
 from autotune.rivals import Rivals
 from autotune.ticker import Ticker
-from engine.tunables import TunableValue
+from engine.text import one_line
 from envs.live import LiveEngine
 from envs.port import ApplyResult, ApplyStatus
 from envs.spaces import Observation, encode_action
@@ -32,15 +33,8 @@ _LOG: Final = logging.getLogger("autotune.loop")
 # A change that never reached the engine may be tried again at once; the guard counts every other one as made.
 _NOT_MADE: Final = frozenset({ApplyStatus.CONFLICT, ApplyStatus.LOST})
 _MEMORY: Final = "loop"
-
-
-@dataclass
-class _Memory:
-    """What the loop carries from tick to tick; journalled, and restored after a restart."""
-
-    states: States
-    instance: str | None = None  # the engine that the policy's state is about
-    replaced: dict[str, TunableValue] = field(default_factory=dict)  # what its own changes replaced, by knob
+_LATE_S: Final = 10.0
+_CALLS: Final = 5  # the most that come one after the other between two marks
 
 
 class Loop:
@@ -66,12 +60,13 @@ class Loop:
         now_ns = parts.clock.now_ns()
         self._polls = Ticker(settings.poll_s, now_ns)
         self._ticks = Ticker(settings.tick_s, now_ns)
-        self._memory = _Memory(parts.minds.initial_states())
+        self._memory = Memory(parts.minds.initial_states())
         self._rivals = Rivals()
         self._stopping = False
-        self._turned_ns = now_ns
+        self._marked_ns = self._due_ns = now_ns
         self._problem = ""
         self.ticks = 0
+        self._told = self._tell()
         parts.env.reset()
 
     def run(self) -> None:
@@ -86,19 +81,29 @@ class Loop:
 
     def turn(self) -> int:
         """Do what is due and return when the next thing is, in nanoseconds of the clock."""
+        self._mark()
         self._before_turn()
-        now_ns = self.parts.clock.now_ns()
+        now_ns = self._mark()
         if self._polls.take(now_ns):
             self.parts.collector.poll()
+            self._mark()
         if self._ticks.take(now_ns):
             self._tick()
-        self._turned_ns = self.parts.clock.now_ns()
-        return min(self._polls.next_ns, self._ticks.next_ns)
+        self._mark()
+        self._due_ns = min(self._polls.next_ns, self._ticks.next_ns)
+        return self._due_ns
 
     def alive(self) -> bool:
-        """Whether the loop has turned lately, for the watchdog: within three ticks and never under ten seconds."""
-        limit_ns = max(10.0, 3 * self.settings.tick_s) * 1e9
-        return self.parts.clock.now_ns() - self._turned_ns < limit_ns
+        """Whether the loop turns, for the watchdog: it is not late, or it has got on with its turn lately. It may wait
+        for a few calls to the engine, each as long as its patience.
+        """
+        limit_ns = max(_LATE_S, _CALLS * self.settings.timeout_s) * 1e9
+        return self.parts.clock.now_ns() - max(self._marked_ns, self._due_ns) < limit_ns
+
+    def _mark(self) -> int:
+        """Note that the loop gets on, and return when."""
+        self._marked_ns = self.parts.clock.now_ns()
+        return self._marked_ns
 
     def configure(self, settings: Settings, *, env: LiveEngine, minds: Minds) -> None:
         """Take new settings and parts between two ticks; a new policy starts with a state of its own."""
@@ -119,18 +124,11 @@ class Loop:
         self.settings.mode = self.parts.actuator.mode = mode
 
     def restore(self) -> bool:
-        """Go on where the journal's last run stopped; False when that was in another boot.
-
-        Monotonic times mean nothing after another boot. Another policy starts with a state of its own.
-        """
-        kept = self.parts.journal.recall(_MEMORY)
-        if not isinstance(kept, dict) or kept.get("boot") != self._boot:
+        """Go on where the journal's last run stopped; False when that was in another boot, or cannot be used."""
+        memory = restored(self.parts.journal.recall(_MEMORY), self.parts.minds, self._boot)
+        if memory is None:
             return False
-        # A version without effects kept no state of their watch; each replaces what it cannot use.
-        fresh = self.parts.minds.initial_states()
-        policy = dict(kept["policy"]) if kept.get("name") == self.parts.minds.policy.name else fresh.policy
-        states = States(policy, dict(kept["guard"]), dict(kept.get("watch") or {}))
-        self._memory = _Memory(states, kept["instance"], dict(kept.get("replaced") or {}))
+        self._memory = memory
         return True
 
     def restore_engine(self) -> None:
@@ -146,34 +144,28 @@ class Loop:
             self._problem = ""
             acted, body = self._control(tick)
             acted = self._restarts(tick, body) or acted
+            self._told = self._tell()
+            self._memory.lived()
         except Exception as error:  # noqa: BLE001  # one tick must never end the loop
             parts.metrics.tick_errors.inc()
             _LOG.exception("tick %d failed", tick)
-            self._problem = f"tick failed: {error!r}"
+            self._problem = one_line(f"tick failed: {error!r}")
             acted, body = False, {"scenario": "tick_error", "reason": self._problem}
-        memory = self._memory
+            self._memory.failed(parts.minds)
         parts.journal.append(
             Tick(tick, self.run_id, parts.clock.wall_s(), parts.clock.now_ns(), acted, body),
             _MEMORY,
-            {
-                "boot": self._boot,
-                "name": parts.minds.policy.name,
-                "policy": memory.states.policy,
-                "guard": memory.states.guard,
-                "watch": memory.states.watch,
-                "instance": memory.instance,
-                "replaced": memory.replaced,
-            },
+            self._memory.to_json(self._boot, parts.minds.policy.name),
         )
-        barred = {what: text for what, (_, text) in parts.minds.watch.barred(memory.states.watch).items()}
         self.reporter.publish(
-            self.settings,
-            ticks=self.ticks,
-            missed_ticks=self._ticks.missed,
-            problem=self._problem,
-            barred=barred,
-            quality=quality_status(parts.minds.guard, memory.states.guard),
+            self.settings, ticks=self.ticks, missed_ticks=self._ticks.missed, problem=self._problem, **self._told
         )
+
+    def _tell(self) -> dict[str, dict[str, Any]]:
+        """What the states say to people: what is barred, and how the quality budget stands."""
+        minds, states = self.parts.minds, self._memory.states
+        barred = {what: text for what, (_, text) in minds.watch.barred(states.watch).items()}
+        return {"barred": barred, "quality": quality_status(minds.guard, states.guard)}
 
     def _control(self, tick: int) -> tuple[bool, dict[str, Any]]:
         """One tick; whether there was a decision, and what the journal keeps."""

@@ -27,6 +27,7 @@ class Settings:
     window_s: float
     long_s: float
     stale_after_s: float
+    timeout_s: float
     ttft_target_s: float
     tbt_target_s: float
 

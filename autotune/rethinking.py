@@ -89,7 +89,7 @@ class Rethinker:
             observation = Observation.from_json(body["observation"])
             writers = {knob: Writer(*entry) for knob, entry in body["writers"].items()}
             again = think(made, observation, writers, States.from_json(body), Charge(*body["charge"])).to_json()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             result.damaged += 1
             result.tell(f"{tick.id}: cannot be read: {error!r:.80}")
             return

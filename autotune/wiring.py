@@ -122,6 +122,7 @@ def settings_of(config: Config) -> Settings:
         window_s=config.window_s,
         long_s=config.long_window_s,
         stale_after_s=config.engine.stale_after_s,
+        timeout_s=config.engine.timeout_s,
         ttft_target_s=config.targets.ttft_s,
         tbt_target_s=config.targets.tbt_s,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
@@ -11,8 +10,11 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, cast
 
 from engine.control_wire import NotConnectedError, UnixHttp
+from engine.json_text import load_json
 from engine.paths import MAX_SOCKET_PATH_BYTES
+from engine.shapes import fits
 from engine.stats import EngineStats
+from engine.text import one_line
 from engine.tunables import TunableValue
 
 
@@ -29,10 +31,19 @@ class KnobWriter(TypedDict):
     stamp_ns: int
 
 
-class Progress(TypedDict):
-    """How far resident KV has followed: rows of engine.stats.ResidentBytes as dictionaries, and shares."""
+class ResidentRow(TypedDict):
+    """A row of :class:`engine.stats.ResidentBytes`."""
 
-    resident: list[dict[str, Any]]
+    kv_format: str
+    block_size: int
+    bytes: int
+    tokens: int
+
+
+class Progress(TypedDict):
+    """How far resident KV has followed, and shares."""
+
+    resident: list[ResidentRow]
     converged_fraction: float
     held_below_format_bytes: int
 
@@ -105,7 +116,7 @@ class ControlClient:
     def tunables(self) -> TunablesView:
         """Revision, desired and effective values, progress, and who wrote last."""
         body = self._json(self._request("GET", "/v1/tunables"))
-        if not isinstance(body.get("desired"), dict) or not isinstance(body.get("revision"), int):
+        if not fits(body, TunablesView):
             raise EngineUnreachable(f"{self.socket}: not the control API of an engine")
         return cast("TunablesView", body)
 
@@ -124,7 +135,7 @@ class ControlClient:
         document = {"if_revision": if_revision, "changes": dict(changes), "writer": writer, "reason": reason}
         answer = self._request("PATCH", "/v1/tunables", document)
         body = self._json(answer)
-        if answer[0] not in _REFUSALS or not isinstance(body.get("results"), dict):
+        if answer[0] not in _REFUSALS or not fits(body, PatchAnswer):
             message = _message(body, f"status {answer[0]}")
             raise ValueError(f"{self.socket}: {message}")
         return cast("PatchAnswer", body)
@@ -140,7 +151,7 @@ class ControlClient:
     def pins(self) -> PinsView:
         """The pinned prefixes."""
         body = self._json(self._request("GET", "/v1/pins"))
-        if not isinstance(body.get("pins"), list):
+        if not fits(body, PinsView):
             raise EngineUnreachable(f"{self.socket}: this engine knows no pins")
         return cast("PinsView", body)
 
@@ -148,14 +159,14 @@ class ControlClient:
         """End one pin, or all; returns how many that were. Raises ValueError when there is no such pin."""
         answer = self._request("DELETE", "/v1/pins" if pin_id is None else f"/v1/pins/{pin_id}")
         body = self._json(answer)
-        if answer[0] != 200 or not isinstance(body.get("ended"), int):
+        if answer[0] != 200 or not fits(body.get("ended"), int):
             raise ValueError(_message(body, f"status {answer[0]}"))
         return int(body["ended"])
 
     def audit(self) -> AuditView:
         """Have the cache's books recounted, between two steps. Takes as long as the cache is large."""
         body = self._json(self._request("GET", "/v1/audit"))
-        if not isinstance(body.get("problem"), str | None) or "took_s" not in body:
+        if not fits(body, AuditView):
             raise EngineUnreachable(f"{self.socket}: this engine knows no audit")
         return cast("AuditView", body)
 
@@ -195,8 +206,8 @@ class ControlClient:
     def _json(self, answer: tuple[int, bytes]) -> dict[str, Any]:
         status, data = answer
         try:
-            body = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            body = load_json(data)
+        except ValueError as error:
             raise EngineUnreachable(f"{self.socket}: answered no JSON (status {status})") from error
         if not isinstance(body, dict) or status >= 500:
             message = _message(body, "") if isinstance(body, dict) else ""
@@ -207,7 +218,7 @@ class ControlClient:
 def _message(body: dict[str, Any], otherwise: str) -> str:
     """What an answer says is wrong."""
     error = body.get("error")
-    return str(error.get("message", otherwise)) if isinstance(error, dict) else otherwise
+    return one_line(error.get("message", otherwise)) if isinstance(error, dict) else otherwise
 
 
 def _is_backlog_full(error: NotConnectedError) -> bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_type_hints
+
+from engine.shapes import fits
+from engine.text import one_line
 
 HISTOGRAM_START_S = 1e-4
 HISTOGRAM_GROWTH = 1.1
@@ -213,8 +216,11 @@ class EngineStats:
                 if len(histogram.counts) != HISTOGRAM_BUCKETS:
                     raise ValueError(f"{name}: expected {HISTOGRAM_BUCKETS} buckets, got {len(histogram.counts)}")
                 values[name] = histogram
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not an engine stats reading: {error!r}") from error
+        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(one_line(f"not an engine stats reading: {error!r}")) from error
+        wrong = [name for name, kind in _PLAIN.items() if not fits(values[name], kind)]
+        if wrong:
+            raise ValueError(one_line(f"not an engine stats reading: {wrong[0]} is {values[wrong[0]]!r}", 200))
         return cls(**values)
 
 
@@ -227,3 +233,4 @@ def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
 _NAMES: Mapping[type[Any], frozenset[str]] = {
     kind: frozenset(item.name for item in fields(kind)) for kind in (EngineStats, Counters, Gauges, ResidentBytes)
 }
+_PLAIN: Mapping[str, Any] = {name: kind for name, kind in get_type_hints(EngineStats).items() if not is_dataclass(kind)}

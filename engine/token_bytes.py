@@ -6,13 +6,13 @@ with byte fallback (``▁`` for a space, ``<0x0A>`` for a byte; Llama 2, Mistral
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from engine.json_text import load_json
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT_TOKENS = 8
@@ -63,7 +63,7 @@ def detokenizer_factory(
 
     ``decode`` serves vocabularies that do not say their bytes.
     """
-    document = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))
+    document = load_json((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))
     table = vocabulary_bytes(document)
     if table is None:
         return lambda context: WindowDetokenizer(decode, context[-_CONTEXT_TOKENS:])

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from engine.errors import EngineError
+from engine.json_text import load_json
 
 
 class ChatTemplateError(ValueError):
@@ -109,8 +110,8 @@ def _read_object(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = load_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
     return data if isinstance(data, dict) else {}
 

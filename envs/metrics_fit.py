@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.text import one_line
 from envs.nnls import nnls
 
 _OURS: Final = "autotune_engine_"
@@ -43,10 +44,13 @@ class MetricsFit:
 def read_page(text: str) -> dict[str, float]:
     """Every sample of a Prometheus page by name, label sets added up. Raises ValueError for anything else."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if "le" not in sample.labels:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if "le" not in sample.labels:
+                    values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # the parser's, for some texts
+        raise ValueError(one_line(f"not a Prometheus page: {error!r}")) from error
     return values
 
 

@@ -19,6 +19,7 @@ from engine.formats import BLOCK_SIZES, FORMATS, KVShape, class_for
 from engine.memory_model import GroupSpec, blocks_per_slab, pool_layout
 from engine.step_counts import ALL_TERMS
 from engine.transfers import HostLink
+from engine.yaml_text import YamlError, load_yaml
 from envs.latency_model import LatencyModel
 from envs.reward import QualityTable, literature_quality
 
@@ -209,13 +210,13 @@ def read_profile(path: Path) -> Profile:
     Whoever edits one on purpose removes the digest.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(f"{path}: the profile cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ProfileError(f"{path} is not YAML: nested too deeply") from error
-    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
-        raise ProfileError(f"{path} is not YAML: {error}".splitlines()[0]) from error
+    except YamlError as error:
+        raise ProfileError(f"{path} is not YAML{error.where}: {error.what}") from error
+    except ValueError as error:  # not UTF-8
+        raise ProfileError(f"{path} is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise ProfileError(f"{path} is no profile: expected keys and values")
     given = data.pop("digest", None)

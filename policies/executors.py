@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Final, Protocol, TypeVar
 
+from engine.text import one_line
+
 _KNOCK_S: Final = 5.0
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -101,7 +103,7 @@ class RayTasks:
             _knock(address)
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
         except (OSError, ValueError, RuntimeError) as error:
-            raise RayUnavailableError(f"Ray at {address} cannot be used: {str(error).splitlines()[0]}") from error
+            raise RayUnavailableError(f"Ray at {address} cannot be used: {one_line(error, 200)}") from error
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
         ray = self._ray

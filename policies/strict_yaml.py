@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from engine.yaml_text import YamlError, load_yaml
+
 
 class YamlProblem(Exception):  # noqa: N818  # what is wrong with a text, not with the program
     """The text is not usable YAML; one line that says where, if known, and what."""
@@ -42,13 +44,6 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(?:true|fal
 def load_strict(text: str) -> Any:
     """The data in a YAML text. Raises YamlProblem."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader with one more check
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise YamlProblem(f"not valid YAML{where}: {what}") from error
-    except RecursionError as error:
-        raise YamlProblem("not valid YAML: nested too deeply") from error
-    except Exception as error:  # the library lets its conversions' own errors through, for 2026-13-01 say
-        raise YamlProblem(f"not valid YAML: {error}".splitlines()[0]) from error
+        return load_yaml(text, _Loader)
+    except YamlError as error:
+        raise YamlProblem(f"not valid YAML{error.where}: {error.what}") from error

@@ -30,8 +30,10 @@ def rebinned(buckets: Sequence[tuple[float, float]], sum_s: float | None) -> His
     counts = [0] * HISTOGRAM_BUCKETS
     low_s, seen = 0.0, 0
     for bound_s, upto in buckets:
+        if not 0 <= upto <= _LARGEST or bound_s < low_s:
+            return None
         number = round(upto) - seen
-        if number < 0 or upto > _LARGEST or bound_s < low_s:
+        if number < 0:
             return None
         _spread(counts, low_s or bound_s * _FIRST_BEGINS, bound_s, number)
         low_s, seen = bound_s, round(upto)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from autotune.adapters.base import RestartableEngine
 from autotune.adapters.looks import look_of, settings_of
@@ -20,6 +20,7 @@ from autotune.adapters.worth import worth_text
 from autotune.decisions import DecisionRecord
 from autotune.writers import OWN_WRITER
 from engine.clock import Clock
+from engine.shapes import fits
 from engine.stats import EngineStats
 from engine.text import one_line, rough_time
 from engine.tunables import TunableValue
@@ -30,6 +31,15 @@ from policies.restart_looks import Look
 
 KEY: Final = "restart"
 _BARRED_S: Final = 86_400.0  # what was taken back is not tried again for so long
+
+
+class _Kept(TypedDict):
+    """What the journal must hold for :meth:`RestartDesk.restore`."""
+
+    tried_wall_s: float | None
+    took_s: float | None
+    barred: dict[str, float]
+    work: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,21 @@ class RestartDesk:
         self._shown = ""
         self.advice: Advice | None = None
 
-    def restore(self, kept: object) -> None:
+    def restore(self, kept: Any) -> None:
         """Go on where an earlier daemon stopped; anything unusable is forgotten."""
-        if not isinstance(kept, dict):
+        if not fits(kept, _Kept):
+            return
+        self._tried_wall_s, self._took_s, self._barred = kept["tried_wall_s"], kept["took_s"], dict(kept["barred"])
+        if kept["work"] is None or self._restarter is None:
             return
         try:
-            self._tried_wall_s, self._took_s = kept["tried_wall_s"], kept["took_s"]
-            self._barred = dict(kept["barred"])
-            work = kept["work"]
-            if work is not None and self._restarter is not None and not self._has_touched_nothing(work):
-                self._work = Work.resumed(work, self._clock.now_ns())
+            work = Work.resumed(kept["work"], self._clock.now_ns())
+            for knob, value in work.changes:
+                self._engine.tunables[knob].parse(value)
         except (KeyError, TypeError, ValueError):
             return
+        if not self._has_touched_nothing(kept["work"]):
+            self._work = work
 
     def _has_touched_nothing(self, work: dict[str, Any]) -> bool:
         """Whether an earlier daemon ended before it wrote the file; it may have been killed between any two steps."""

@@ -83,7 +83,10 @@ class View:
             for sample in self.samples(*names)
             if all(sample.labels.get(key) == value for key, value in having.items())
         ]
-        return math.fsum(found) if found else None
+        try:
+            return math.fsum(found) if found else None
+        except OverflowError:  # figures so large that nobody knows what they add up to
+            return None
 
     def label(self, name: str, label: str) -> str | None:
         """A label of an information sample (``..._info 1``)."""

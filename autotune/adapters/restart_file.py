@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from autotune.adapters.base import Flag
+from engine.json_text import load_json
 from engine.tunables import TunableValue
 
 Form = Literal["environment", "drop_in"]
@@ -69,7 +70,7 @@ def values_in(text: str | None) -> dict[str, TunableValue]:
     for line in (text or "").splitlines():
         if line.startswith(_VALUES):
             with contextlib.suppress(ValueError):
-                found = json.loads(line.removeprefix(_VALUES))
+                found = load_json(line.removeprefix(_VALUES))
                 return dict(found) if isinstance(found, dict) else {}
     return {}
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from autotune.adapters.restart_file import Form
+from engine.shapes import fits
 from engine.tunables import TunableValue
 
 
@@ -30,6 +31,19 @@ class RestartPlan:
     drain: Literal["idle", "pause"] = "idle"
     drain_s: float = 300.0
     ready_s: float = 600.0
+
+
+class _Kept(TypedDict):
+    """What the journal must hold of a restart under way; see :class:`Work`."""
+
+    tick: int
+    changes: list[list[TunableValue]]
+    before: dict[str, TunableValue]
+    phase: str
+    file_before: str | None
+    is_paused: bool
+    held: float
+    why: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class Work:
         """As a daemon before this one left it: commands that it had begun are over, as far as anybody knows; those that
         take a change back are run again. Raises KeyError, TypeError or ValueError for anything else.
         """
+        if not fits(data, _Kept):
+            raise ValueError("not a restart that was under way")
         phase = Phase.STARTING if data["phase"] == Phase.RESTARTING else Phase(data["phase"])
         changes = tuple((str(knob), value) for knob, value in data["changes"])
         fresh = {"phase": phase, "changes": changes, "since_ns": now_ns, "stopped_ns": None, "up_ns": None}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.adapters.page import MOST_BYTES
 from engine.control_client import EngineUnreachable
+from engine.json_text import load_json
 from engine.text import one_line
 
 
@@ -37,7 +38,7 @@ class Web:
     def json(self, path: str) -> Mapping[str, Any]:
         """The same, a JSON object."""
         try:
-            body = json.loads(self.text(path))
+            body = load_json(self.text(path))
         except ValueError as error:
             raise EngineUnreachable(f"{self.url}{path}: not JSON") from error
         if not isinstance(body, dict):
@@ -65,7 +66,7 @@ class Web:
         request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)  # noqa: S310  # checked above
         try:
             with self._opener.open(request, timeout=self._timeout_s) as answer:
-                body: bytes = answer.read(MOST_BYTES + 1)
+                body = self._body(answer)
         except urllib.error.HTTPError as error:
             error.close()
             raise EngineUnreachable(f"{self.url}{path}: answered {error.code}") from error
@@ -74,4 +75,17 @@ class Web:
             raise EngineUnreachable(one_line(f"no engine answers at {self.url} ({reason})")) from error
         if len(body) > MOST_BYTES:
             raise EngineUnreachable(f"{self.url}{path}: more than {MOST_BYTES} bytes")
+        return body
+
+    def _body(self, answer: HTTPResponse) -> bytes:
+        """All of it, up to one byte more than may be; the whole has to come in time, not only each part of it."""
+        body, announced = b"", answer.length
+        most = MOST_BYTES + 1 if announced is None else min(announced, MOST_BYTES + 1)
+        ends_s = time.monotonic() + self._timeout_s
+        while len(body) < most and (part := answer.read1(most - len(body))):
+            body += part
+            if time.monotonic() > ends_s:
+                raise TimeoutError("it takes too long to answer")
+        if announced is not None and len(body) < most:  # the last figure of a page may be a part of one
+            raise HTTPException("the answer was cut off")
         return body

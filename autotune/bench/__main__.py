@@ -27,7 +27,7 @@ ROWS: Final[dict[str, tuple[str, ...]]] = {
     "footprint": ("rss_mb", "core_pct", "torch_imported", "series_per_engine"),
     "exposure": ("security_exposure",),
     "kills": ("kill9_ok", "kill9_runs"),
-    "month": ("month_ticks", "month_journal_mb", "month_memory_growth_mb"),
+    "month": ("month_ticks", "month_journal_mb", "month_memory_growth_mb", "month_memory_rise_mb"),
     "constant": ("constant_changes_late", "constant_override_ok"),
 }
 _DEFAULT: Final = ("footprint", "exposure", "kills", "month")

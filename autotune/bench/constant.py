@@ -8,6 +8,7 @@ it back later. Everything is done by the command line and read from journal and 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
@@ -41,7 +42,6 @@ def run(context: Context) -> Outcome:
                 f"constant: {seconds / 60:g} minutes at {_RPS:g} requests/s, changes count from {settle_s:.0f} s on"
             )
             stand.sleep(2 * seconds / 3)
-            set_ns = context.clock.now_ns()
             override = _override(context, stand, max(20.0, seconds / 10))
             released_ns = context.clock.now_ns()
             stand.sleep(seconds - (released_ns - begin_ns) / 1e9)
@@ -49,8 +49,7 @@ def run(context: Context) -> Outcome:
             tally = traffic.stop()
         ticks = stand.ticks()
     late = [tick for tick in ticks if tick.stamp_ns >= begin_ns + round(settle_s * 1e9) and changed(tick)]
-    # What the operator has turned, the daemon turns back when it may: that is not the load's doing.
-    own = [tick for tick in late if tick.stamp_ns < set_ns or (tick.stamp_ns > released_ns and changed(tick) != _KNOB)]
+    own = of_the_load(late, released_ns)
     demand = [value for tick in ticks if (value := _demand(tick)) is not None]
     figures: dict[str, Any] = {
         "constant_minutes": round(seconds / 60, 1),
@@ -60,6 +59,7 @@ def run(context: Context) -> Outcome:
         "constant_changes_after_release": sum(tick.stamp_ns > released_ns for tick in late),
         "constant_kv_demand": [round(f(demand), 2) for f in (min, fmean, max)] if demand else None,
         "constant_requests": tally.sent,
+        "constant_completed": tally.completed,
         "constant_failed": len(tally.failed) + tally.cancelled,
         **override,
     }
@@ -68,9 +68,19 @@ def run(context: Context) -> Outcome:
     outcome = Outcome(figures)
     outcome.bar("constant_changes_late", _MOST_CHANGES)
     outcome.bar("constant_failed", 0)
+    if not tally.completed:
+        outcome.missed.append("no request was completed: nothing was under load")
     if not override["constant_override_ok"]:
         outcome.missed.append("the operator's change was not seen, named, respected and released")
     return outcome
+
+
+def of_the_load(late: Sequence[Tick], released_ns: int) -> list[Tick]:
+    """Changes that count. What the operator has turned the daemon turns back once it may: that one is not the load's
+    doing, but any after it is.
+    """
+    back = next((tick for tick in late if tick.stamp_ns > released_ns and changed(tick) == _KNOB), None)
+    return [tick for tick in late if tick is not back]
 
 
 def changed(tick: Tick) -> str | None:

@@ -15,6 +15,7 @@ from autotune.journal_file import Tick, read_runs
 from autotune.rethinking import Rethinker
 from autotune.wiring import minds_of
 from engine.control_client import TunablesView
+from policies.rollback import ROLLBACK
 
 _SLACK_NS = 10_000_000
 
@@ -70,6 +71,23 @@ def calm(writes: Sequence[Write], from_ns: int, until_ns: int) -> list[str]:
         for write in writes
         if from_ns < write.stamp_ns < until_ns and write.status is not None
     ]
+
+
+def again_too_soon(writes: Sequence[Write], dwell_s: float) -> list[str]:
+    """No knob may be written twice within its dwell, whatever died in between; a rollback need not wait, nor what
+    did not arrive.
+    """
+    problems, last = [], dict[str, Write]()
+    for write in writes:
+        if not write.reached or (write.status or 200) != 200:
+            continue
+        for knob in write.changes:
+            before = last.get(knob)
+            passed_s = dwell_s if before is None else (write.stamp_ns - before.stamp_ns + _SLACK_NS) / 1e9
+            if passed_s < dwell_s and not write.reason.startswith(ROLLBACK):
+                problems.append(f"{write.changes} {passed_s:.2f} s after the same knob was written")
+            last[knob] = write
+    return problems
 
 
 def unbroken(ticks: Sequence[Tick], after_id: int) -> list[str]:

@@ -19,6 +19,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from autotune.bench.context import Context, Outcome
+from autotune.bench.flat import rise_mb
 from autotune.bench.processes import resident_bytes
 from autotune.bench.stand import Stand
 from autotune.bench.traffic import Load, Traffic
@@ -38,8 +39,9 @@ _SAMPLE_S: Final = 5.0
 _AUDIT_S: Final = 30.0
 _CHANGES_S: Final = (2.0, 8.0)
 _RELEASES: Final = 0.3  # share of an operator's moves that give all knobs back, so that the daemon has its turn
-_ENGINE_FLAT_MB: Final = 25.0
-_DAEMON_FLAT_MB: Final = 3.0
+# Flat: over the last half (autotune.bench.flat), and all in all since the first tenth.
+_FLAT_MB: Final = {"engine": 10.0, "daemon": 1.0}
+_GROWTH_MB: Final = {"engine": 25.0, "daemon": 3.0}
 # Below these the load is not sustainable any more and requests only queue.
 _LEAST: Final = {"max_num_seqs": 16, "max_num_batched_tokens": 128}
 _CONFIG: Final[dict[str, Any]] = {"policy": {"rules": "default", "quality_budget": None}}
@@ -106,7 +108,7 @@ class _Soak:
         memory: list[tuple[int, int]] = []
         due_s = {"sample": 0.0, "audit": 0.0, "change": 0.0, "tell": 0.0}
         try:
-            while (now_s := (context.clock.now_ns() - begin_ns) / 1e9) < seconds:
+            while (now_s := (context.clock.now_ns() - begin_ns) / 1e9) < seconds and self._all_live():
                 if now_s >= due_s["sample"]:
                     memory.append((resident_bytes(stand.engine.pid), resident_bytes(stand.daemon.pid)))
                     due_s["sample"] += _SAMPLE_S
@@ -125,7 +127,7 @@ class _Soak:
         idle = self._held_when_idle()
         self._audit()
         died = sum(not child.is_alive for child in (stand.engine, stand.daemon))
-        grown = [_growth(column) for column in zip(*memory, strict=True)]
+        columns = dict(zip(("engine", "daemon"), zip(*memory, strict=True), strict=True))
         figures: dict[str, Any] = {
             "soak_hours": round(seconds / 3600, 3),
             "soak_rps": round(self._rate, 2),
@@ -141,20 +143,28 @@ class _Soak:
             "soak_audit_ms": [round(1e3 * f(self._audit_s), 1) for f in (median, max)],
             "soak_unreachable": self._unreachable,
             "soak_held_when_idle_bytes": idle,
-            "soak_engine_memory_growth_mb": grown[0],
-            "soak_daemon_memory_growth_mb": grown[1],
-            "soak_engine_memory_mb": _course(memory, 0),
-            "soak_daemon_memory_mb": _course(memory, 1),
+            **{f"soak_{name}_memory_rise_mb": rise_mb(column) for name, column in columns.items()},
+            **{f"soak_{name}_memory_growth_mb": _growth(column) for name, column in columns.items()},
+            **{f"soak_{name}_memory_mb": _course(column) for name, column in columns.items()},
             "soak_died": died,
             "soak_tracebacks": stand.engine.tracebacks() + stand.daemon.tracebacks(),
         }
         outcome = Outcome(figures)
-        outcome.bar("soak_engine_memory_growth_mb", _ENGINE_FLAT_MB)
-        outcome.bar("soak_daemon_memory_growth_mb", _DAEMON_FLAT_MB)
-        for name in ("soak_failed", "soak_held_when_idle_bytes", "soak_died", "soak_tracebacks"):
+        for name in columns:
+            outcome.bar(f"soak_{name}_memory_rise_mb", _FLAT_MB[name])
+            outcome.bar(f"soak_{name}_memory_growth_mb", _GROWTH_MB[name])
+        for name in (
+            "soak_failed", "soak_held_when_idle_bytes", "soak_died", "soak_tracebacks", "soak_unreachable"
+        ):  # fmt: skip
             outcome.bar(name, 0)
+        for name in ("soak_completed", "soak_audits", "soak_operator_changes", "soak_daemon_changes"):
+            if not figures[name]:
+                outcome.missed.append(f"{name} is {figures[name]}: this was no soak")
         outcome.missed += figures["soak_audit_problems"]
         return outcome
+
+    def _all_live(self) -> bool:
+        return self._stand.engine.is_alive and self._stand.daemon.is_alive
 
     def _audit(self) -> None:
         try:
@@ -210,10 +220,10 @@ def _growth(values: Sequence[int]) -> float:
     return round((median(values[-tenth:]) - median(values[tenth : 2 * tenth] or values)) / 1e6, 2)
 
 
-def _course(memory: Sequence[tuple[int, int]], column: int) -> list[float]:
+def _course(values: Sequence[int]) -> list[float]:
     """Eleven readings from start to end, megabytes."""
-    last = len(memory) - 1
-    return [round(memory[last * i // 10][column] / 1e6, 1) for i in range(11)]
+    last = len(values) - 1
+    return [round(values[last * i // 10] / 1e6, 1) for i in range(11)]
 
 
 def _own_changes(stand: Stand) -> int:

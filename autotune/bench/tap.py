@@ -35,6 +35,7 @@ class Write:
 
     stamp_ns: int
     changes: dict[str, Any]
+    reason: str = ""
     reached: bool = False
     status: int | None = None
     results: dict[str, str] = field(default_factory=dict)
@@ -108,7 +109,8 @@ class Tap:
         """One exchange; False when the connection is of no more use."""
         write = None
         if request.startswith(b"PATCH "):
-            write = Write(self._clock.now_ns(), json.loads(request.partition(b"\r\n\r\n")[2])["changes"])
+            asked = json.loads(request.partition(b"\r\n\r\n")[2])
+            write = Write(self._clock.now_ns(), asked["changes"], str(asked.get("reason", "")))
             self.writes.append(write)
             if self._at(Moment.UNSENT):
                 return False

@@ -208,6 +208,19 @@ def reading_journal() -> Iterator[None]:
         raise CliError(f"{error}; name the daemon's with --journal or --config") from error
 
 
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What comes of looking at a row that has not the shape that this version writes."""
+
+
+@contextmanager
+def reading_row(tick: int) -> Iterator[None]:
+    """A row that another version has written, or nobody, becomes one line."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise CliError(f"tick {tick} cannot be read: {error!r:.80}; another version may have written it") from error
+
+
 def tick_range(text: str) -> tuple[int, int | None]:
     """``""``, ``"120"`` or ``"120-180"`` as the first tick and the last one, None for no end."""
     first, dash, last = text.partition("-")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import ConfigOption, JournalOption, journal_path, reading_journal
+from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, reading_row
 from autotune.decisions import said
 from autotune.writers import who_of
 from engine.text import one_line
@@ -59,17 +59,30 @@ def _show(
     """Print new decisions and newly measured effects; returns the decisions whose effect is still to come."""
     waiting = set()
     for tick in ticks:
-        is_new = tick.id > shown_up_to
-        if is_new:
-            for row in _rows(tick):
-                typer.echo(json.dumps({**row, "effect": tick.effect}) if as_json else _line(row))
-        is_waited_for = tick.id in unmeasured
-        if tick.effect is None or (is_waited_for and not {"outcome", "unknown"} & set(tick.effect)):
-            if _took_effect(tick) and (is_new or tick.id in unmeasured):
-                waiting.add(tick.id)
-        elif not as_json and (is_new or tick.id in unmeasured):
-            typer.echo(_effect_line(tick.id, tick.effect))
+        is_new, is_waited_for = tick.id > shown_up_to, tick.id in unmeasured
+        try:
+            with reading_row(tick.id):
+                lines, is_open = _lines(tick, as_json=as_json, is_new=is_new, is_waited_for=is_waited_for)
+        except CliError as error:
+            typer.echo(one_line(error), err=True)
+            continue
+        for line in lines:
+            typer.echo(line)
+        if is_open:
+            waiting.add(tick.id)
     return frozenset(sorted(waiting)[-_MOST_WAITED_FOR:])
+
+
+def _lines(tick: Tick, *, as_json: bool, is_new: bool, is_waited_for: bool) -> tuple[list[str], bool]:
+    """What is told of a tick now, and whether its effect is still to come."""
+    lines = []
+    if is_new:
+        lines = [json.dumps({**row, "effect": tick.effect}) if as_json else _line(row) for row in _rows(tick)]
+    if tick.effect is None or (is_waited_for and not {"outcome", "unknown"} & set(tick.effect)):
+        return lines, _took_effect(tick) and (is_new or is_waited_for)
+    if not as_json and (is_new or is_waited_for):
+        lines.append(_effect_line(tick.id, tick.effect))
+    return lines, False
 
 
 def _read(path: Path, limit: int, after_id: int) -> list[Tick]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, tick_id
+from autotune.cli._shared import (
+    CliError,
+    ConfigOption,
+    JournalOption,
+    journal_path,
+    reading_journal,
+    reading_row,
+    tick_id,
+)
 from autotune.writers import who_of
 from engine.text import one_line
 
@@ -47,7 +55,9 @@ def explain(
     if as_json:
         typer.echo(json.dumps(vars(found), indent=2))
         return
-    for line in _lines(found):
+    with reading_row(tick):
+        lines = list(_lines(found))
+    for line in lines:
         typer.echo(one_line(line, 1500))
 
 

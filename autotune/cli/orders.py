@@ -19,6 +19,7 @@ from autotune.cli._shared import (
     given_path,
     journal_path,
 )
+from engine.json_text import load_json
 from engine.text import one_line
 
 _MODES = {"act": "active", "active": "active", "advise": "advise", "off": "off"}
@@ -84,7 +85,7 @@ def _order(admin: str, token: str, name: str, body: dict[str, str]) -> dict[str,
     request = urllib.request.Request(address, json.dumps(body).encode(), headers, method="POST")  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # http only
-            document: dict[str, Any] = json.load(answer)
+            document: dict[str, Any] = load_json(answer.read())
             _line(document)
             return document
     except urllib.error.HTTPError as error:
@@ -102,6 +103,6 @@ def _line(answer: dict[str, Any]) -> str:
 
 def _refusal(error: urllib.error.HTTPError) -> str:
     try:
-        return one_line(json.load(error)["error"], 1000)
+        return one_line(load_json(error.read())["error"], 1000)
     except (OSError, ValueError, KeyError, TypeError):
         return f"the daemon refused (status {error.code})"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli._shared import (
+    UNREADABLE,
     AdminOption,
     ConfigOption,
     ControlOption,
@@ -18,6 +20,7 @@ from autotune.cli._shared import (
     configured,
     connect,
 )
+from engine.json_text import load_json
 from engine.sizes import format_size
 from engine.text import one_line
 
@@ -37,31 +40,56 @@ def status(
     watched = _watched(config) if control is None else ""
     engine, engine_problem = ({}, "") if watched else _engine(control, config)
     daemon, daemon_problem = _daemon(address)
+    engine_lines, engine_problem = (
+        (["engine: " + watched], "") if watched else _said(_engine_lines, engine, engine_problem)
+    )
+    daemon_lines, daemon_problem = _said(_daemon_lines, daemon, daemon_problem)
     if as_json:
         problems = {"engine": engine_problem, "daemon": daemon_problem}
         typer.echo(json.dumps({"engine": engine, "daemon": daemon, "problems": problems}, indent=2))
     else:
-        typer.echo("engine: " + (watched or engine_problem or _engine_line(engine)))
-        if engine and engine["gauges"]["host_pool_bytes"]:
-            typer.echo("host:   " + _host_line(engine))
-        typer.echo("daemon: " + (daemon_problem or _daemon_line(daemon)))
-        if daemon.get("quality"):
-            typer.echo("quality: " + _quality_line(daemon["quality"]))
-        if daemon.get("policy_refused"):
-            typer.echo(
-                "  "
-                + one_line(f"{daemon['policy']} decides in place of what was asked for: {daemon['policy_refused']}")
-            )
-        for line in _restart_lines(daemon.get("restart")):
-            typer.echo(one_line(line))
-        for line in _choice_lines(daemon.get("policy_choice")):
-            typer.echo("  " + one_line(line))
-        for knob, who in daemon.get("overrides", {}).items():
-            text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
-            typer.echo("  " + one_line(text))
-        for text in daemon.get("barred", {}).values():
-            typer.echo("  " + one_line(text))
+        for line in engine_lines or [f"engine: {engine_problem}"]:
+            typer.echo(line)
+        for line in daemon_lines or [f"daemon: {daemon_problem}"]:
+            typer.echo(line)
     return int(bool(engine_problem or daemon_problem or not daemon.get("healthy")))
+
+
+def _said(
+    lines: Callable[[dict[str, Any]], Iterator[str]], told: dict[str, Any], problem: str
+) -> tuple[list[str], str]:
+    """The lines that an answer becomes, or what is wrong with it."""
+    if problem:
+        return [], problem
+    try:
+        return list(lines(told)), ""
+    except UNREADABLE as error:
+        return [], one_line(f"its answer cannot be read ({error!r:.80}); is it of this version?")
+
+
+def _engine_lines(engine: dict[str, Any]) -> Iterator[str]:
+    yield "engine: " + _engine_line(engine)
+    if engine["gauges"]["host_pool_bytes"]:
+        yield "host:   " + _host_line(engine)
+
+
+def _daemon_lines(daemon: dict[str, Any]) -> Iterator[str]:
+    """What a daemon says of itself, the line that says how it is first."""
+    yield "daemon: " + _daemon_line(daemon)
+    if daemon.get("quality"):
+        yield "quality: " + _quality_line(daemon["quality"])
+    if daemon.get("policy_refused"):
+        text = f"{daemon['policy']} decides in place of what was asked for: {daemon['policy_refused']}"
+        yield "  " + one_line(text)
+    for line in _restart_lines(daemon.get("restart")):
+        yield one_line(line)
+    for line in _choice_lines(daemon.get("policy_choice")):
+        yield "  " + one_line(line)
+    for knob, who in daemon.get("overrides", {}).items():
+        text = f"{knob} is left alone, set by {who.removesuffix(': ')}; give it back with: autotune release {knob}"
+        yield "  " + one_line(text)
+    for text in daemon.get("barred", {}).values():
+        yield "  " + one_line(text)
 
 
 def _watched(config: Path | None) -> str:
@@ -107,7 +135,7 @@ def _engine(control: Path | None, config: Path | None) -> tuple[dict[str, Any], 
 def _daemon(admin: str) -> tuple[dict[str, Any], str]:
     try:
         with urllib.request.urlopen(f"{admin}/status", timeout=5) as answer:  # noqa: S310  # http only
-            document = json.load(answer)
+            document = load_json(answer.read())
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return {}, one_line(f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -19,6 +19,8 @@ from autotune.cli._shared import (
     tick_id,
 )
 from autotune.writers import who_of
+from engine.shapes import fits
+from engine.tunables import TunableValue
 
 if TYPE_CHECKING:
     from autotune.journal_file import Tick
@@ -94,6 +96,18 @@ def _change(path: Path, number: int | None) -> dict[str, Any]:
     return rows[-1]
 
 
+class _Change(TypedDict):
+    """What must be known of a change to undo it."""
+
+    tick: int
+    knob: str
+    old: TunableValue | None
+    new: TunableValue
+    verdict: str
+
+
 def _written(tick: Tick) -> dict[str, Any] | None:
     row: dict[str, Any] | None = tick.body.get("decision")
-    return row if row is not None and row["verdict"] in {"applied", "converging"} else None
+    if row is None or not fits(row, _Change):
+        return None
+    return row if row["verdict"] in {"applied", "converging"} else None

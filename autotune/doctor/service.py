@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from autotune.doctor.finding import Finding, ok, problem, warning
 from autotune.doctor.probes import Probes
 from autotune.wiring import check_rules, guard_of, policy_of
 from engine.control_client import ControlClient, EngineUnreachable
+from engine.json_text import load_json
 
 
 def check_config(file: Path | None) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def ask_daemon(address: str, timeout_s: float = 5.0) -> Mapping[str, Any] | None
     """The status of the daemon at an address, None if none answers there."""
     try:
         with urllib.request.urlopen(f"{address}/status", timeout=timeout_s) as answer:  # noqa: S310  # http only
-            document = json.load(answer)
+            document = load_json(answer.read())
     except (OSError, ValueError, urllib.error.URLError):
         return None
     return document if isinstance(document, dict) and "mode" in document else None

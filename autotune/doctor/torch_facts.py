@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from engine.json_text import load_json
 
 _PROGRAM: Final = """
 import json, sys
@@ -76,7 +77,7 @@ def ask_torch(python: str = sys.executable) -> TorchFacts:
     lines = done.stdout.strip().splitlines()
     said = " ".join(done.stderr.split())[-_MOST_SAID:]
     try:
-        return facts_of(json.loads(lines[-1]), said)
+        return facts_of(load_json(lines[-1]), said)
     except (IndexError, ValueError, KeyError, TypeError):
         return TorchFacts(error=f"importing torch ended the process (exit code {done.returncode}): {said}", said=said)
 

@@ -9,6 +9,9 @@ from typing import Any, Final, Self
 
 import httpx
 
+from engine.json_text import load_json
+from engine.text import one_line
+
 _MOST_SAID: Final = 300
 
 
@@ -68,9 +71,12 @@ class Prometheus:
         """The server's clock."""
         value = self._data("time()").get("result")
         try:
-            return float(value[1])  # type: ignore[index]  # whatever is wrong with it is caught
-        except (TypeError, ValueError, IndexError, KeyError) as error:
-            raise PrometheusError(f"{self.url}: is this a Prometheus? It does not tell its time") from error
+            now = _samples([value])
+        except PrometheusError:
+            now = []
+        if not now or not math.isfinite(now[0][1]):
+            raise PrometheusError(f"{self.url}: is this a Prometheus? It does not tell its time")
+        return now[0][1]
 
     def _ask(self, query: str, kind: str) -> list[dict[str, Any]]:
         data = self._data(query)
@@ -78,7 +84,7 @@ class Prometheus:
         if data.get("resultType") != kind or not isinstance(rows, list):
             raise PrometheusError(f"{self.url}: is this a Prometheus? It answered something else than a {kind}")
         field = "value" if kind == "vector" else "values"
-        if not all(isinstance(row, dict) and isinstance(row.get("metric"), dict) and field in row for row in rows):
+        if not all(isinstance(row, dict) and _has_labels(row) and field in row for row in rows):
             raise PrometheusError(f"{self.url}: is this a Prometheus? It answered series without samples")
         return rows
 
@@ -88,22 +94,27 @@ class Prometheus:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PrometheusError(f"{self.url}: no Prometheus answers ({error or type(error).__name__})") from error
         try:
-            body = answer.json()
-        except (ValueError, RecursionError) as error:
+            body = load_json(answer.content)
+        except ValueError as error:
             raise PrometheusError(
                 f"{self.url}: status {answer.status_code} and no JSON; is this a Prometheus?"
             ) from error
         if not isinstance(body, dict) or body.get("status") != "success" or not isinstance(body.get("data"), dict):
             said = str(body.get("error", "")) if isinstance(body, dict) else ""
-            raise PrometheusError(f"{self.url}: status {answer.status_code} {said[:_MOST_SAID]}".rstrip())
+            raise PrometheusError(f"{self.url}: status {answer.status_code} {one_line(said, _MOST_SAID)}".rstrip())
         found: dict[str, Any] = body["data"]
         return found
+
+
+def _has_labels(row: Mapping[str, Any]) -> bool:
+    labels = row.get("metric")
+    return isinstance(labels, dict) and all(isinstance(text, str) for text in labels.values())
 
 
 def _samples(pairs: Sequence[Any]) -> list[tuple[float, float]]:
     """Times and values as floats. Raises PrometheusError for something else."""
     try:
         known = [(float(at), float(value)) for at, value in pairs]
-    except (TypeError, ValueError) as error:
-        raise PrometheusError(f"samples that are no numbers: {error}") from error
-    return [(at, value) for at, value in known if not math.isnan(value)]
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise PrometheusError(one_line(f"samples that are no numbers: {error}")) from error
+    return [(at, value) for at, value in known if math.isfinite(at) and not math.isnan(value)]

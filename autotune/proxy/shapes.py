@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from engine.json_text import load_json
+
 Prompt = bytes | list[int]
 BYTES_PER_TOKEN: Final = 4
 MAX_EVENT_BYTES: Final = 1 << 20
@@ -18,6 +20,7 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 # What may stand in a recording as the way an answer ended: a server's own words might be anything.
 _FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error"})
 _MAX_ID: Final = (1 << 32) - 1
+_MOST_TOKENS: Final = 1 << 40  # what a server counts beyond that is no count
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ def request_shape(path: str, body: bytes) -> Shape | None:
     if not is_chat and not path.endswith("/completions"):
         return None
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
+        document = load_json(body)
+    except ValueError:
         return None
     if not isinstance(document, dict):
         return None
@@ -107,8 +110,8 @@ class AnswerReader:
 
     def _document(self, data: bytes) -> None:
         try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
+            document = load_json(data)
+        except ValueError:
             return
         if not isinstance(document, dict):
             return
@@ -182,4 +185,6 @@ def _are_ids(items: Sequence[object]) -> bool:
 
 
 def _count(value: object, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_TOKENS:
+        return otherwise
+    return value

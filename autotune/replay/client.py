@@ -13,8 +13,10 @@ from typing import Any
 from autotune.replay.records import Outcome, RequestRecord
 from autotune.replay.wire import Endpoint, EventParser, ResponseParser, WireError
 from engine.clock import Clock
+from engine.json_text import load_json
 
 DONE = b"[DONE]"
+_MOST_TOKENS = 1 << 24  # of one request: more than any model has
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Answer:
     def json(self) -> Any:
         """The decoded body, or None when it is not JSON."""
         try:
-            return json.loads(self.body)
+            return load_json(self.body)
         except ValueError:
             return None
 
@@ -37,6 +39,13 @@ class Answer:
         error = body.get("error", body.get("message", body.get("detail"))) if isinstance(body, dict) else None
         text = error.get("message") if isinstance(error, dict) else error
         return " ".join(str(text or self.body[:200].decode("utf-8", "replace")).split())[:200]
+
+
+def token_count(value: object) -> int | None:
+    """How many tokens a server says there are; None for what cannot be a number of them."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return value
 
 
 class _Connection(asyncio.Protocol):
@@ -232,7 +241,7 @@ class _StreamReader:
                 self._done = True
                 continue
             try:
-                event = json.loads(data)
+                event = load_json(data)
             except ValueError:
                 raise WireError(f"an event that is not JSON: {data[:60]!r}") from None
             if not isinstance(event, dict):
@@ -249,15 +258,15 @@ class _StreamReader:
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         ids, usage = choice.get("token_ids"), event.get("usage")
         counted = None
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-            counted = self._reported = usage["completion_tokens"]
+        if isinstance(usage, dict) and (told := token_count(usage.get("completion_tokens"))) is not None:
+            counted = self._reported = told
             details = usage.get("prompt_tokens_details")
-            if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
-                record.cached_tokens = details["cached_tokens"]
+            if isinstance(details, dict) and (cached := token_count(details.get("cached_tokens"))) is not None:
+                record.cached_tokens = cached
         seen = len(record.token_times_s)
         if isinstance(ids, list):
             new = len(ids)
-        elif isinstance(counted, int) and choice:
+        elif counted is not None and choice:
             new = counted - seen
         else:
             new = 1 if choice.get("text") else 0

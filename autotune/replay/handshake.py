@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from autotune.replay.client import Answer, Client
+from autotune.replay.client import Answer, Client, token_count
 from autotune.replay.prompts import WORDS, PromptMaker, TextPrompts, TokenPrompts
 from autotune.replay.wire import WireError
 from engine.recording import PROBE_HEADER
@@ -145,9 +145,9 @@ def _unstreamed(document: dict[str, Any]) -> dict[str, Any]:
 def _tokens_per_word(answer: Answer) -> float:
     body = answer.json()
     usage = body.get("usage") if isinstance(body, dict) else None
-    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return counted / 64 if isinstance(counted, int) and counted > 0 else 1.3
+    counted = _count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    return 1.3 if counted is None else counted / 64
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return token_count(value) or None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 MAX_HEAD_BYTES = 64 * 1024
+_MOST_DIGITS = 15  # of a size
+_HEXADECIMAL = frozenset(b"0123456789abcdefABCDEF")
 
 
 class WireError(Exception):
@@ -109,7 +111,7 @@ class ResponseParser:
             return False
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1]):
             raise WireError(f"not an HTTP/1.1 answer: {lines[0][:40]!r}")
         self._buffer = rest
         status = int(words[1])
@@ -126,7 +128,7 @@ class ResponseParser:
             self._body, self.complete = "length", True
         elif "content-length" in self.headers:
             length = self.headers["content-length"]
-            if not length.isdigit():
+            if not _is_number(length):
                 raise WireError(f"bad content-length {length[:20]!r}")
             self._body, self._left = "length", int(length)
             self.complete = self._left == 0
@@ -162,11 +164,15 @@ class ResponseParser:
             self.complete = not line
         else:
             size = line.split(b";", 1)[0].strip()
-            try:
-                self._left = int(size, 16)
-            except ValueError:
-                raise WireError(f"expected the size of a chunk, got {line[:20]!r}") from None
+            if not 0 < len(size) <= _MOST_DIGITS or not set(size) <= _HEXADECIMAL:
+                raise WireError(f"expected the size of a chunk, got {line[:20]!r}")
+            self._left = int(size, 16)
             self._chunk = "data" if self._left else "trailer"
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number as HTTP writes one: a sign, or a digit of another script, is none."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 class EventParser:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
+from engine.json_text import load_json
 from engine.models.registry import parse_config
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_LONGEST_NAME = 200
 
 
 def check_folder(folder: Path) -> None:
@@ -33,8 +34,8 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 def read_json(path: Path) -> Mapping[str, Any]:
     """A JSON object; EngineError when the file is missing, broken or something else."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = load_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise EngineError(f"{path} cannot be read as JSON ({error}); download it again") from error
     if not isinstance(data, dict):
         raise EngineError(f"{path} must hold a JSON object; download it again")
@@ -49,6 +50,9 @@ def weight_files(folder: Path) -> list[Path]:
         if not isinstance(weight_map, dict) or not weight_map:
             raise EngineError(f"{index} has no weight_map; download it again")
         names = sorted({str(name) for name in weight_map.values()})
+        outside = [name for name in names if Path(name).name != name or len(name) > _LONGEST_NAME]
+        if outside:
+            raise EngineError(f"{index} names {outside[0][:80]!r}, which is no file beside it; download it again")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise EngineError(

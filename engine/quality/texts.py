@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 
 from engine.detokenizer import REPLACEMENT
@@ -23,7 +24,7 @@ def read_text(path: Path, held_out: str | None = None) -> tuple[str, str]:
     files = [path] if path.is_file() else _texts(path, held_out)
     try:
         parts = [_content(file) for file in files]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise EngineError(f"{path}: a text cannot be read: {error}") from error
     name, content = ", ".join(file.name for file in files), "\n".join(parts)
     if not content.strip():

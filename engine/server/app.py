@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.admission import AdmissionError
 from engine.clock import Clock
+from engine.json_text import load_json
 from engine.metrics import CONTENT_TYPE, EngineMetrics
 from engine.recording import PROBE_HEADER, Exchange, TrafficRecorder
 from engine.request import FinishReason
@@ -210,8 +210,8 @@ class Api:
             message = f"the request body did not come within {self._options.body_timeout_s:g} s"
             raise ApiError(408, message, code="body_too_slow", headers={"Connection": "close"}) from None
         try:
-            return json.loads(b"".join(parts))
-        except (ValueError, RecursionError) as error:
+            return load_json(b"".join(parts))
+        except ValueError as error:
             raise BadRequest(f"the request body is not JSON: {error}") from error
 
     def _remember(self, request_id: str) -> None:

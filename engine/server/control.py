@@ -5,7 +5,6 @@ Only the engine's own user, root and the uids it was told of get an answer; for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
 
@@ -17,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from engine.json_text import load_json
 from engine.server.bridge import AsyncEngine
 from engine.server.errors import client_gone, encodable
 from engine.tunable_state import Patch
@@ -104,12 +104,12 @@ async def _patch_body(http: HttpRequest) -> PatchBody:
         if len(raw) > _MAX_BODY_BYTES:
             raise HTTPException(413, f"the request body is larger than {_MAX_BODY_BYTES} bytes")
     try:
-        return PatchBody.model_validate(json.loads(raw))
+        return PatchBody.model_validate(load_json(raw))
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in details["loc"])
         raise HTTPException(400, f"{field}: {details['msg']}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HTTPException(400, f"the request body is not JSON: {error}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from engine.json_text import load_json
 from envs.workload.arrivals import Envelope, arrivals
 from envs.workload.forms import Form, detect, normalise
 from envs.workload.trace import Trace, TraceError, TraceRequest, from_requests
@@ -153,8 +153,8 @@ def _json_rows(first: str, stream: IO[str], position: int) -> Iterator[Row]:
     while text:
         if text.strip():
             try:
-                value = json.loads(text, object_pairs_hook=_with_each_key_once)
-            except (ValueError, RecursionError) as error:
+                value = load_json(text, pairs=_with_each_key_once)
+            except ValueError as error:
                 yield position, f"expected one JSON object on the line ({str(error)[:80]})"
             else:
                 if isinstance(value, dict):

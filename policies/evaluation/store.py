@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.json_text import load_json
 from policies.evaluation.cells import Cell, Score, Setup, run_cell
 from policies.executors import Executor
 
@@ -43,7 +44,7 @@ class Store:
             place.write_text("".join(lines), encoding="utf-8")
         for number, line in enumerate(lines, 1):
             try:
-                row = json.loads(line)
+                row = load_json(line)
                 scores[row["key"]] = Score.from_json(row["score"])
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreError(f"{place}: line {number} is no result of this version; remove the file") from error

@@ -17,6 +17,8 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
+from engine.json_text import load_json
+from engine.text import one_line
 from policies.card import Normaliser, PolicyFileError
 from policies.train.algorithms import Algorithm
 from policies.train.archive import OPTIMIZER, POLICY, read_states
@@ -112,9 +114,7 @@ def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
             _refill(model, _arrays(folder / BUFFER), state["buffer"])
         return Progress(**state["progress"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise PolicyFileError(
-            f"{folder}: the checkpoint does not fit this run: {str(error).splitlines()[0]:.200}"
-        ) from error
+        raise PolicyFileError(f"{folder}: the checkpoint does not fit this run: {one_line(error, 200)}") from error
 
 
 def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
@@ -125,9 +125,7 @@ def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
         normaliser = Normaliser(mean=arrays["mean"].tolist(), var=arrays["var"].tolist(), epsilon=EPSILON, clip=CLIP)
         return normaliser, seen, Progress(**state["progress"])
     except (KeyError, TypeError, ValueError) as error:
-        raise PolicyFileError(
-            f"{folder}: the checkpoint lacks statistics: {str(error).splitlines()[0]:.200}"
-        ) from error
+        raise PolicyFileError(f"{folder}: the checkpoint lacks statistics: {one_line(error, 200)}") from error
 
 
 def _state(folder: Path) -> dict[str, Any]:
@@ -135,10 +133,10 @@ def _state(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_STATE_BYTES:
             raise PolicyFileError(f"{path}: larger than a state can be")
-        state = json.loads(path.read_bytes())
+        state = load_json(path.read_bytes())
     except OSError as error:
         raise PolicyFileError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PolicyFileError(f"{path}: not JSON: {error}") from error
     if not isinstance(state, dict):
         raise PolicyFileError(f"{path}: no state of a run")
@@ -155,7 +153,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     except OSError as error:
         raise PolicyFileError(f"{path}: {error.strerror or error}") from error
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
-        raise PolicyFileError(f"{path}: no arrays of numbers: {str(error).splitlines()[0]:.200}") from error
+        raise PolicyFileError(f"{path}: no arrays of numbers: {one_line(error, 200)}") from error
 
 
 def _place(model: DQN) -> dict[str, Any]:

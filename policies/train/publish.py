@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib.metadata import version
@@ -12,6 +11,8 @@ from typing import Final, cast
 
 from pydantic import ValidationError
 
+from engine.json_text import load_json
+from engine.text import one_line
 from envs import SIMULATED_ENGINE_ID
 from envs.profile import Profile
 from policies.card import Card, GuardLimits, PolicyFileError, ProfileOf, Score, Spaces, Traffic, Training
@@ -77,9 +78,9 @@ def _training(recipe: Recipe, steps: int) -> Training:
 def _scores(path: Path) -> list[Score]:
     try:
         with path.open("rb") as file:
-            document = json.loads(file.read(MAX_SCORES_BYTES))
+            document = load_json(file.read(MAX_SCORES_BYTES))
         return [Score.model_validate(row) for row in document["scores"]]
     except FileNotFoundError:
         raise PolicyFileError(f"{path}: the run has not ended; go on with --resume") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-        raise PolicyFileError(f"{path}: no usable scores: {str(error).splitlines()[0]:.200}") from error
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise PolicyFileError(f"{path}: no usable scores: {one_line(error, 200)}") from error

@@ -23,6 +23,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from engine.clock import Clock
+from engine.json_text import load_json
 from policies.card import PolicyFileError, Score
 from policies.train import checkpoint
 from policies.train.algorithms import Algorithm, build
@@ -311,7 +312,7 @@ def _said(found: list[dict[str, Any]]) -> str:
 
 def _steps_in(line: str) -> int:
     try:
-        return int(json.loads(line)["steps"])
+        return int(load_json(line)["steps"])
     except (ValueError, KeyError, TypeError):  # torn by the end of a process
         return _ENDLESS_STEPS
 

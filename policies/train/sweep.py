@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.clock import RealClock
+from engine.json_text import load_json
 from envs.profile import Profile, ProfileError, read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.executors import Executor, in_order
@@ -106,8 +107,8 @@ def best_run(folder: Path) -> Path:
     if summary.stat().st_size > 1 << 20:
         raise ValueError(f"{summary}: larger than a summary can be")
     try:
-        label = json.loads(summary.read_bytes())[0]["label"]
-    except (KeyError, IndexError, TypeError, RecursionError) as error:
+        label = load_json(summary.read_bytes())[0]["label"]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{summary}: no summary of runs") from error
     if not isinstance(label, str) or Path(label).name != label:
         raise ValueError(f"{summary}: {label!r:.80} is no run inside {folder}")
@@ -145,6 +146,6 @@ def _put(data: dict[str, Any], key: str, value: str) -> None:
     if last not in place:
         raise ValueError(f"--sweep: the recipe has no {key}")
     try:
-        place[last] = json.loads(value)
+        place[last] = load_json(value)
     except ValueError:
         place[last] = value

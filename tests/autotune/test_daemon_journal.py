@@ -35,11 +35,11 @@ def journal(path: Path) -> Iterator[Journal]:
 def test_what_is_written_can_be_read_with_its_later_effect(journal: Journal, path: Path) -> None:
     journal.append(tick(1, reason="why"), "loop", {"n": 1})
     journal.append(tick(2, acted=True), "loop", {"n": 2})
-    journal.set_effect(2, {"before": 1.0, "after": 0.5})
+    journal.set_effect(2, {"before": {"load": 1.0}, "after": {"load": 0.5}})
     assert [t.id for t in read_ticks(path, limit=10)] == [1, 2]
     assert read_ticks(path, limit=10)[0].body == {"reason": "why"}
     (acted,) = read_ticks(path, limit=10, acted_only=True)
-    assert acted.effect == {"before": 1.0, "after": 0.5}
+    assert acted.effect == {"before": {"load": 1.0}, "after": {"load": 0.5}}
     assert read_ticks(path, limit=1)[0].id == 2
     assert read_ticks(path, limit=10, after_id=1)[0].id == 2
 

@@ -324,6 +324,9 @@ def test_watch_looks_again(
         ((200, b'{"status":"success","data":{"resultType":"vector","result":[{}]}}'), "is this a Prometheus"),
         ((200, b'{"status":"success","data":{"resultType":"scalar","result":null}}'), "is this a Prometheus"),
         ((200, b'{"status":"success","data":{"resultType":"matrix","result":3}}'), "is this a Prometheus"),
+        ((200, b'{"status":"success","data":{"result":[1e999,"1"]}}'), "does not tell its time"),
+        ((200, b'{"status":"success","data":{"result":[1,' + b"9" * 400 + b"]}}"), "does not tell its time"),
+        ((200, b"[" * 100_000), "no JSON"),
     ],
 )
 def test_what_is_no_prometheus(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.replay.client import token_count
 from autotune.replay.wire import Endpoint, EventParser, ResponseParser, WireError
 
 CHUNKED = (
@@ -83,3 +84,27 @@ def test_bad_addresses_are_refused(url: str) -> None:
 def test_headers_cannot_be_smuggled() -> None:
     with pytest.raises(ValueError, match="line break"):
         Endpoint.parse("http://x").request("GET", "/", b"", (("A", "b\r\nC: d"),))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 \xb200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        *(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + size + b"\r\nab\r\n"
+            for size in (b"-5", b"+5", b"0x5", b"1_0", b"", b"\xb2", b"f" * 5000)
+        ),
+    ],
+)
+def test_sizes_that_are_none_are_refused(data: bytes) -> None:
+    """A negative one would have been waited for for ever."""
+    with pytest.raises(WireError):
+        ResponseParser().feed(data)
+
+
+@pytest.mark.parametrize(("told", "count"), [(0, 0), (7, 7), (-1, None), (True, None), (10**18, None), ("7", None)])
+def test_numbers_of_tokens_that_cannot_be_are_not_told(told: object, count: int | None) -> None:
+    """A foolish server's count once decided how long a list was made."""
+    assert token_count(told) == count

@@ -91,6 +91,10 @@ def test_sharded_weights_are_the_same_model(folder: Path, tmp_path: Path) -> Non
     (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     whole, split = load_model(folder), load_model(sharded)
     assert torch.equal(whole.model.weights.layers[0].qkv, split.model.weights.layers[0].qkv)
+    for outside in ("../model.safetensors", "/etc/passwd", "a/b.safetensors", "x" * 300):
+        (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
+        assert "which is no file beside it" in error_of(sharded)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (sharded / "b.safetensors").unlink()
     assert "lacks 1 of 2 weight files, first b.safetensors" in error_of(sharded)
 

@@ -1,8 +1,9 @@
-"""Tests are files, not a package: what several of them need lies in one folder."""
+"""Tests are files, not a package: what several of them need lies in these folders."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+_tests = Path(__file__).parents[1]
+sys.path[1:1] = [str(_tests / name) for name in ("fuzz", "support", "autotune", "autotune/adapters")]

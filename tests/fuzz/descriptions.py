@@ -1,17 +1,36 @@
-"""OpenAPI descriptions of the three HTTP interfaces, made from the models and declarations that servers check by."""
+"""OpenAPI descriptions of all HTTP interfaces, made from the models and declarations that servers check by."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from autotune.metrics import MODES
+from engine.recording import PROBE_HEADER
 from engine.server.control import PatchBody
 from engine.server.protocol import ChatRequest, CompletionRequest, FeedbackRequest, TokenizeRequest
 from engine.tunables import TUNABLES
 
 _REF = "#/components/schemas/{model}"
+_TEXT: Final = {"type": "string"}
+_KNOB: Final = {"enum": list(TUNABLES)}
+_ORDERS: Final[dict[str, dict[str, Any]]] = {
+    "/control/mode": {"type": "object", "properties": {"mode": {"enum": list(MODES)}}, "required": ["mode"]},
+    "/control/set": {
+        "type": "object",
+        "properties": {
+            "knob": _KNOB,
+            "value": {"enum": [value for tunable in TUNABLES.values() for value in tunable.values]},
+            "for_s": {"type": "number"},
+            "reason": _TEXT,
+            "who": _TEXT,
+        },
+        "required": ["knob", "value"],
+    },
+    "/control/release": {"type": "object", "properties": {"knob": _KNOB, "who": _TEXT}},
+    "/control/reload": {"type": "object"},
+}
 
 
 def openai() -> dict[str, Any]:
@@ -23,7 +42,8 @@ def openai() -> dict[str, Any]:
         "/tokenize": TokenizeRequest,
     }
     components: dict[str, Any] = {}
-    paths = {path: {"post": operation(body=modelled(model, components))} for path, model in posts.items()}
+    headers = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in ("x-request-id", PROBE_HEADER)]
+    paths = {path: {"post": operation(headers, modelled(model, components))} for path, model in posts.items()}
     paths |= {path: {"get": operation()} for path in ("/v1/models", "/health", "/metrics")}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     paths["/v1/models/{name}"] = {"get": operation([name])}
@@ -51,19 +71,19 @@ def control() -> dict[str, Any]:
     return document("control", paths, components)
 
 
+NOT_WELL = ("/healthz",)
+"""Of the admin port, not fuzzed by what calls a 503 a fault: this one tells of faults, and a fuzzer makes some."""
+
+
 def admin() -> dict[str, Any]:
-    """The daemon's admin port, but for `/healthz`, whose 503 is no fault: it tells of one, and a fuzzer makes some."""
+    """The daemon's admin port, for who has no token: orders are refused."""
     limit = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 500}}
     token = {"name": "authorization", "in": "header", "schema": {"type": "string"}}
-    mode = {"type": "object", "properties": {"mode": {"enum": list(MODES)}}, "required": ["mode"]}
-    knob = {
-        "type": "object",
-        "properties": {"knob": {"enum": list(TUNABLES)}, "value": {"type": "string"}, "for_s": {"type": "number"}},
-        "required": ["knob", "value"],
-    }
     known = [
         {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}} for name in ("after", "decisions")
     ]
+    known.append({"name": "process", "in": "query", "schema": {"type": "string"}})
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     paths = {
         "/metrics": {"get": operation()},
         "/decisions": {"get": operation([limit])},
@@ -71,12 +91,15 @@ def admin() -> dict[str, Any]:
         "/": {"get": operation()},
         "/dashboard/about": {"get": operation()},
         "/dashboard/data": {"get": operation(known)},
-        "/control/mode": {"post": operation([token], mode)},
-        "/control/set": {"post": operation([token], knob)},
-        "/control/release": {"post": operation([token], {"type": "object"})},
-        "/control/reload": {"post": operation([token], {"type": "object"})},
+        "/dashboard/{name}": {"get": operation([name])},
+        **{path: {"post": operation([token], body)} for path, body in _ORDERS.items()},
     }
     return document("admin", paths, {})
+
+
+def orders() -> dict[str, Any]:
+    """The same port's orders, for who has the token and sends it along."""
+    return document("orders", {path: {"post": operation(body=body)} for path, body in _ORDERS.items()}, {})
 
 
 def modelled(model: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from autotune.adapters.buckets import rebinned
 from autotune.adapters.find import KINDS, adapter_of, kind_at
 from autotune.adapters.http_engine import HttpEngine
 from autotune.adapters.page import Page
+from autotune.adapters.page import View as PageView
 from autotune.adapters.reading import PartialStats
 from autotune.adapters.web import Web
 from autotune.collector import implausible
@@ -148,6 +149,12 @@ def test_a_page_that_has_no_number_for_a_figure_leaves_it_unknown() -> None:
     assert not page.samples("b")
 
 
+def test_figures_that_add_up_to_more_than_there_is_are_unknown() -> None:
+    view = PageView(Page('vllm:a 1.7e308\nvllm:a{b="c"} 1.7e308\nvllm:d 1\n'), "engine", "", alone=True, only={})
+    assert view.total("vllm:a") is None
+    assert view.total("vllm:d") == 1
+
+
 def test_counts_never_fall_however_a_bucket_is_spread() -> None:
     before = [0] * 176
     for number in range(60):
@@ -167,6 +174,9 @@ def test_counts_never_fall_however_a_bucket_is_spread() -> None:
         [(0.1, 3.0), (float("inf"), 2.0)],
         [(1.0, 1.0), (0.1, 2.0), (float("inf"), 3.0)],
         [(0.1, 1e300), (float("inf"), 1e300)],
+        [(0.1, float("inf")), (float("inf"), float("inf"))],
+        [(0.1, float("nan")), (float("inf"), 1.0)],
+        [(0.1, -1.0), (float("inf"), 1.0)],
     ],
 )
 def test_a_histogram_that_cannot_be_true_is_unknown(buckets: list[tuple[float, float]]) -> None:

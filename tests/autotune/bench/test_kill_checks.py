@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from autotune.bench.kill_checks import Timing, calm, file_intact, knows, lost, replays, state_seen, unbroken
+from autotune.bench.kill_checks import (
+    Timing,
+    again_too_soon,
+    calm,
+    file_intact,
+    knows,
+    lost,
+    replays,
+    state_seen,
+    unbroken,
+)
 from autotune.bench.tap import Write
 from autotune.bench.traffic import Failed
 from autotune.journal import Journal
@@ -70,6 +80,17 @@ def test_writes_in_the_first_window_are_a_burst() -> None:
     assert until_ns == 12.79 * S, "a window, less a tick and a little"
     assert calm([write(9.9, 200), write(12.8, 200), write(12.5, None)], 10 * S, until_ns) == []
     assert len(calm([write(12.5, 200), write(10.1, 200), write(12.7, 409)], 10 * S, until_ns)) == 3
+
+
+def test_a_knob_that_is_written_again_before_its_time_is_a_burst() -> None:
+    def write(stamp_s: float, knob: str = "kv_format", reason: str = "", **more: Any) -> Write:
+        return Write(round(stamp_s * S), {knob: "int8"}, reason, **{"reached": True, "status": 200, **more})
+
+    good = [write(1.0), write(1.1, "block_size"), write(1.4), write(1.5, reached=False), write(1.6, status=409)]
+    assert again_too_soon(good, 0.4) == []
+    assert again_too_soon([write(1.0), write(1.2, reason="rollback: it was worse")], 0.4) == []
+    assert len(again_too_soon([write(1.0), write(1.2)], 0.4)) == 1
+    assert len(again_too_soon([write(1.0, status=None), write(1.2)], 0.4)) == 1, "it arrived, though no answer came"
 
 
 def test_gaps_damage_and_failed_ticks_are_seen() -> None:

@@ -11,9 +11,12 @@ import pytest
 
 from autotune.bench import exposure, month
 from autotune.bench.__main__ import main
+from autotune.bench.constant import of_the_load
 from autotune.bench.context import Context, Outcome
+from autotune.bench.flat import rise_mb
 from autotune.bench.processes import Child, has_mapped, processor_s, resident_bytes
 from autotune.bench.soak import _growth
+from autotune.journal_file import Tick
 from engine.clock import RealClock
 
 
@@ -92,6 +95,28 @@ def test_what_proc_says_of_a_child(tmp_path: Path) -> None:
         child.kill()
         child.reap()
     assert not child.is_alive
+
+
+def test_flat_is_what_does_not_rise_over_the_last_half() -> None:
+    steady = [10_000_000 + 1_000_000 * (i % 3 == 0) for i in range(200)]
+    assert rise_mb(steady) == 0.0, "ups and downs"
+    assert rise_mb([1_000_000 * min(i, 100) for i in range(200)]) == 0.0, "it was full by the middle"
+    assert rise_mb([*steady[:150], 900_000_000, *steady[151:]]) == 0.0, "a peak"
+    assert rise_mb([100_000 * i for i in range(200)]) == pytest.approx(10.0)
+    assert rise_mb([-100_000 * i for i in range(200)]) == pytest.approx(-10.0)
+    assert rise_mb([1] * 19) == 0.0
+    assert rise_mb([1] * 18) is None, "too few to tell"
+
+
+def test_only_the_first_turn_back_after_a_release_is_not_the_loads() -> None:
+    def change(stamp: int, knob: str) -> Tick:
+        return Tick(stamp, "run", 0.0, stamp, True, {"written": ["applied", "", 1], "decision": {"knob": knob}})
+
+    hold, back, other, again = (
+        change(20, "block_size"), change(31, "kv_format"), change(32, "block_size"), change(33, "kv_format")
+    )  # fmt: skip
+    assert of_the_load([hold, back, other, again], released_ns=30) == [hold, other, again]
+    assert of_the_load([change(10, "kv_format")], released_ns=30) == [change(10, "kv_format")]
 
 
 def test_growth_is_from_the_second_tenth_to_the_last() -> None:

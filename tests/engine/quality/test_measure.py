@@ -112,8 +112,10 @@ def test_texts_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"begins with 'c'; there are a\.txt, b\.txt\.gz"):
         read_text(tmp_path, "c")
     assert read_text(tmp_path / "a.txt") == ("a.txt", "one")
-    (tmp_path / "b.txt.gz").write_bytes(b"broken")
-    with pytest.raises(EngineError, match="cannot be read"):
-        read_text(tmp_path)
+    packed = gzip.compress(b"two" * 100)
+    for broken in (b"broken", packed[:-9], packed[:12] + b"\xff" * 20 + packed[12:]):
+        (tmp_path / "b.txt.gz").write_bytes(broken)
+        with pytest.raises(EngineError, match="cannot be read"):
+            read_text(tmp_path)
     with pytest.raises(EngineError, match="no such file or folder"):
         read_text(tmp_path / "nowhere")
