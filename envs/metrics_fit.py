@@ -49,7 +49,7 @@ def read_page(text: str) -> dict[str, float]:
             for sample in family.samples:
                 if "le" not in sample.labels:
                     values[sample.name] = values.get(sample.name, 0.0) + sample.value
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # the parser's, for some texts
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # the parser's
         raise ValueError(one_line(f"not a Prometheus page: {error!r}")) from error
     return values
 

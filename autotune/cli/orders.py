@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,7 +91,7 @@ def _order(admin: str, token: str, name: str, body: dict[str, str]) -> dict[str,
             return document
     except urllib.error.HTTPError as error:
         raise CliError(_refusal(error)) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, HTTPException, KeyError, TypeError) as error:
         reason = getattr(error, "reason", error)
         raise CliError(
             f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin"
@@ -104,5 +105,5 @@ def _line(answer: dict[str, Any]) -> str:
 def _refusal(error: urllib.error.HTTPError) -> str:
     try:
         return one_line(load_json(error.read())["error"], 1000)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
         return f"the daemon refused (status {error.code})"

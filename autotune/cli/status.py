@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,7 +137,7 @@ def _daemon(admin: str) -> tuple[dict[str, Any], str]:
     try:
         with urllib.request.urlopen(f"{admin}/status", timeout=5) as answer:  # noqa: S310  # http only
             document = load_json(answer.read())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         return {}, one_line(f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin")
     return (document, "") if isinstance(document, dict) else ({}, f"{admin}: not a daemon")

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,7 +151,7 @@ def _get(url: str) -> bytes | None:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # our own loopback address
             return bytes(answer.read())
-    except (OSError, urllib.error.URLError):
+    except (OSError, HTTPException):
         return None
 
 

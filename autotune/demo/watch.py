@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from autotune.decisions import DecisionRecord
@@ -105,7 +106,7 @@ class Watcher:
             with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  # our own loopback address
                 document: dict[str, Any] = json.load(answer)
             records = [DecisionRecord.from_json(row) for row in document["decisions"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, HTTPException, KeyError, TypeError):
             return
         known = {decision.tick for decision in self.seen.decisions}
         fresh = {record.tick: record for record in records}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def ask_daemon(address: str, timeout_s: float = 5.0) -> Mapping[str, Any] | None
     try:
         with urllib.request.urlopen(f"{address}/status", timeout=timeout_s) as answer:  # noqa: S310  # http only
             document = load_json(answer.read())
-    except (OSError, ValueError, urllib.error.URLError):
+    except (OSError, ValueError, HTTPException):
         return None
     return document if isinstance(document, dict) and "mode" in document else None
 

@@ -36,7 +36,7 @@ def refusal(*arguments: str) -> CliError:
     [
         (["--algo", "sac"], "algo", 2),
         (["--workload", "chat-of-cats"], "chat-of-cats", 2),
-        (["--workload", "chat-steady@fast"], "NAME@RATE_SCALE", 2),
+        (["--workload", "chat-steady@fast"], "NAME@RATE", 2),
         (["--workload", "chat-steady@-1"], "rate_scale", 2),
         (["--trace", "/nowhere.csv"], "nowhere.csv", 2),
         (["--profile", "/nowhere.yaml"], "nowhere.yaml", 1),

@@ -59,14 +59,14 @@ def control() -> dict[str, Any]:
         "properties": {name: {"enum": list(tunable.values)} for name, tunable in TUNABLES.items()},
         "minProperties": 1,
     }
-    pin = {"name": "pin", "in": "path", "required": True, "schema": {"type": "integer"}}
+    pin = {"name": "pin_id", "in": "path", "required": True, "schema": {"type": "integer"}}
     paths = {
         "/v1/tunables": {"get": operation(), "patch": operation(body=body)},
         "/v1/stats": {"get": operation()},
         "/v1/audit": {"get": operation()},
         "/v1/about": {"get": operation()},
         "/v1/pins": {"get": operation(), "delete": operation()},
-        "/v1/pins/{pin}": {"delete": operation([pin])},
+        "/v1/pins/{pin_id}": {"delete": operation([pin])},
     }
     return document("control", paths, components)
 

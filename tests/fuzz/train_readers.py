@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from reader import BYTES, JSON, LINES, Reader
-
-sys.path.append(str(Path(__file__).parents[1] / "policies"))
-
-from test_train_session import last, recipe, run
+from toy_runs import last, recipe, run
 
 from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.card import PolicyFileError
+from policies.train.lessons import LESSONS, read_lessons
 from policies.train.publish import publish
+from policies.train.recipe import Lookahead
 from policies.train.session import BEST, METRICS, SCORES
 from policies.train.sweep import SUMMARY, best_run, profile_of
 
 _ORIGINAL: Final = "original"
-_MADE: Final = recipe(steps=128, judge_every=1)
+_MADE: Final = recipe(steps=128, judge_every=1, lookahead=Lookahead(rounds=1, every=4, epochs=1))
 
 
 def _run(name: str) -> Callable[[Path], Path]:
@@ -74,5 +72,13 @@ READERS: Final = (
     Reader("state of a run, resumed", _run(f"{BEST}/state.json"), _go_on, (PolicyFileError,), JSON, examples=10),
     Reader("arrays of a run, resumed", _run(f"{BEST}/arrays.npz"), _go_on, (PolicyFileError,), BYTES, examples=10),
     Reader("metrics of a run", _run(METRICS), _go_on, (PolicyFileError,), LINES, examples=10),
+    Reader(
+        "lessons of a run",
+        _run(f"{LESSONS}/000000.npz"),
+        lambda path: read_lessons(path.parent.parent, 1),
+        (PolicyFileError,),
+        BYTES,
+        examples=20,
+    ),
     Reader("runs of a sweep", _sweep, lambda path: best_run(path.parent), (ValueError,), JSON),
 )

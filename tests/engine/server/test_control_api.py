@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import socket
@@ -296,6 +297,14 @@ def test_a_kept_connection_that_has_ended_is_replaced(serve: Serve) -> None:
         first.control_path.rename(second.control_path)
 
 
+def _view(revision: int) -> bytes:
+    """An answer to a question for the tunables."""
+    progress = {"resident": [], "converged_fraction": 1.0, "held_below_format_bytes": 0}
+    view = {"instance": "a", "desired": {}, "effective": {}, "writers": {}, "progress": progress}
+    body = json.dumps({**view, "revision": revision}).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
 def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one(tmp_path: Path) -> None:
     path, asked = tmp_path / "s", threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
@@ -307,10 +316,9 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one(tmp_path:
             slow.recv(4096)
             quick, _ = other.accept()
             quick.recv(4096)
-            head = b"HTTP/1.1 200 OK\r\ncontent-length: "
             with contextlib.suppress(OSError):
-                slow.sendall(head + b'32\r\n\r\n{"desired": {}, "revision": 111}')
-            quick.sendall(head + b'32\r\n\r\n{"desired": {}, "revision": 222}')
+                slow.sendall(_view(111))
+            quick.sendall(_view(222))
             asked.wait(20)
             slow.close()
             quick.close()
