@@ -67,6 +67,8 @@ def test_rules_are_explained_as_a_table_and_a_page(tmp_path: Path) -> None:
     [
         (["evaluate", "-o", "DIR", "--policies", "nix"], "preset"),
         (["evaluate", "-o", "DIR", "--workloads", "nix@1"], "nor a built-in workload"),
+        (["evaluate", "-o", "DIR", "--workloads", "chat-steady@1e308"], "SOURCE@LOAD"),
+        (["tune-rules", "-o", "DIR", "--workloads", "chat-steady@x1e-300"], "SOURCE@LOAD"),
         (["evaluate", "-o", "DIR", "--duration", "0"], "--duration"),
         (["evaluate", "-o", "DIR", "--duration", "inf"], "--duration must be from"),
         (["evaluate", "-o", "DIR", "--price", "nan"], "--price must be from"),
