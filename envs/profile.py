@@ -26,6 +26,8 @@ from envs.reward import QualityTable, literature_quality
 VERSION = 1
 _Positive = Annotated[float, Field(gt=0)]
 _Seconds = Annotated[float, Field(ge=0)]
+_Loss = Annotated[float, Field(ge=0, le=1e6)]
+_Count = Annotated[int, Field(ge=1)]
 
 
 class _Strict(BaseModel):
@@ -65,9 +67,9 @@ class Model(_Strict):
     name: str
     architecture: str
     dtype: str
-    max_model_len: int
-    vocab_size: int
-    groups: list[Group]
+    max_model_len: _Count
+    vocab_size: _Count
+    groups: Annotated[list[Group], Field(min_length=1)]
     sha256: str | None = None
 
 
@@ -75,7 +77,7 @@ class Device(_Strict):
     """``bandwidth_bytes_per_s``: of its memory, as the engine reports it. ``threads``: of a CPU."""
 
     name: str
-    bandwidth_bytes_per_s: float | None = None
+    bandwidth_bytes_per_s: _Positive | None = None
     threads: int | None = None
 
 
@@ -118,9 +120,9 @@ class Quality(_Strict):
     by the way of evicting. ``estimated``: published figures and guesses, nothing of this model.
     """
 
-    by_format: dict[str, _Seconds]
-    evicted: _Seconds | None = None
-    evicted_by: dict[str, _Seconds] = {}
+    by_format: dict[str, _Loss]
+    evicted: _Loss | None = None
+    evicted_by: dict[str, _Loss] = {}
     estimated: bool = False
 
 
@@ -223,6 +225,8 @@ def read_profile(path: Path) -> Profile:
     try:
         profile = Profile.model_validate(data)
         profile.latency_model()
+        profile.groups()
+        profile.quality_table()
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

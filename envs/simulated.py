@@ -258,16 +258,21 @@ class SimulatedEngine(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Try every action on a copy of the engine and let ``horizon_s`` pass in which nothing else is done.
 
         What arrives, and all that is drawn, is the same for all of them, and what will really come. The environment
-        stays where it is.
+        stays where it is, also where this fails. Raises ValueError for a horizon that is not > 0 and finite.
         """
+        if not 0 < horizon_s < math.inf:
+            raise ValueError(f"a horizon must be > 0 s and finite, got {horizon_s:g}")
+        self._running()
         here, found = self.snapshot(), list[Foreseen]()
         for action in actions:
-            live, port = self._running()
-            live.act(action)
-            simulator = port.simulator
-            simulator.run_until(simulator.now_ns + round(1e9 * horizon_s))
-            found.append(Foreseen(simulator.ledger.take(), simulator.stats().gauges.waiting))
-            self.restore(here)
+            try:
+                live, port = self._running()
+                live.act(action)
+                simulator = port.simulator
+                simulator.run_until(simulator.now_ns + round(1e9 * horizon_s))
+                found.append(Foreseen(simulator.ledger.take(), simulator.stats().gauges.waiting))
+            finally:
+                self.restore(here)
         return found
 
     def _running(self) -> tuple[LiveEngine, SimPort]:

@@ -28,6 +28,7 @@ WEIGHTS_FILE: Final = "weights.safetensors"
 MAX_CARD_BYTES: Final = 1 << 20
 MAX_WEIGHTS_BYTES: Final = 16 << 20
 MAX_LAYERS: Final = 8
+MAX_WIDTH: Final = 4096
 Tensors = dict[str, NDArray[np.float32]]
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -88,7 +89,7 @@ class Network(_Strict):
     """A multilayer perceptron. ``widths``: input, hidden, output. Tensors ``0.weight`` [out, in], ``0.bias`` and on."""
 
     activation: Literal["tanh", "relu"]
-    widths: Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=2, max_length=MAX_LAYERS + 1)]
+    widths: Annotated[list[Annotated[int, Field(ge=1, le=MAX_WIDTH)]], Field(min_length=2, max_length=MAX_LAYERS + 1)]
 
 
 class Normaliser(_Strict):

@@ -10,10 +10,12 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Final, Protocol, TypeVar
 
+from engine.errors import EngineError
 from engine.text import one_line
 
 _KNOCK_S: Final = 5.0
@@ -58,8 +60,14 @@ class Serial:
         pass
 
 
+class WorkerLostError(EngineError):
+    """A process ended in the middle of a task; one line."""
+
+
 class Processes:
-    """``jobs`` processes of this machine. Raises ValueError for fewer than one."""
+    """``jobs`` processes of this machine. Raises ValueError for fewer than one; mapping raises WorkerLostError when a
+    process is killed.
+    """
 
     def __init__(self, jobs: int) -> None:
         if jobs < 1:
@@ -73,6 +81,11 @@ class Processes:
             try:
                 for future in as_completed(waiting):
                     yield waiting[future], future.result()
+            except BrokenProcessPool as error:
+                raise WorkerLostError(
+                    "a process was killed in the middle of its work, as happens when memory runs out; "
+                    "run it again with fewer processes"
+                ) from error
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 

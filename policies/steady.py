@@ -17,6 +17,7 @@ from envs.workload.lengths import Lengths
 from envs.workload.trace import Trace, from_requests
 from policies.evaluation.calibration import sustained_rps, unloaded_targets
 
+MOST_TOKENS = 1_000_000  # of a prompt or an output
 _SAMPLE_S = 300.0
 
 
@@ -29,8 +30,13 @@ class SteadyLoad:
     noise: float = 0.05
 
     def __post_init__(self) -> None:
-        if min(self.prompt_tokens, self.output_tokens) < 1 or not 0 < self.noise < 1:
-            raise ValueError("a load needs prompts and outputs of at least 1 token, and a noise between 0 and 1")
+        if not all(1 <= tokens <= MOST_TOKENS for tokens in (self.prompt_tokens, self.output_tokens)):
+            raise ValueError(
+                f"a load needs prompts and outputs of 1 to {MOST_TOKENS} tokens, "
+                f"got {self.prompt_tokens:.6g} and {self.output_tokens:.6g}"
+            )
+        if not 0 < self.noise < 1:
+            raise ValueError(f"a load needs a noise between 0 and 1, got {self.noise:g}")
 
     def workload(self, phases: Sequence[tuple[float, float]]) -> Workload:
         """``phases``: (seconds, requests per second)."""

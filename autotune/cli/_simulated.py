@@ -22,3 +22,25 @@ TbtOption = Annotated[float, typer.Option(help="Seconds between tokens.")]
 BudgetOption = Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")]
 RulesArgument = Annotated[str, typer.Argument(metavar="FILE", help="A rules file, or a preset's name.")]
+
+YEAR_S = 31_536_000.0
+# What may be asked for, inclusive: in here nanoseconds are exact and a run has an end.
+_LIMITS = {
+    "--interval": (1e-3, 86_400.0),
+    "--duration": (1e-3, YEAR_S),
+    "--hours": (0.0, YEAR_S / 3600),
+    "--constant-hours": (0.0, YEAR_S / 3600),
+    "--rate-scale": (1e-6, 1e6),
+    "--length-scale": (1e-6, 1e6),
+    "--minutes": (0.0, YEAR_S / 60),
+    "--price": (1e-9, 1e9),
+}
+
+
+def check_limits(**values: float | None) -> None:
+    """Options by name, with ``_`` for ``-``; None is left out. Raises ValueError, one line."""
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        least, most = _LIMITS[option]
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{option} must be from {least:g} to {most:g}, got {value:g}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, tell_choice
-from autotune.cli._simulated import IntervalOption, JobsOption, NoiseOption, ProfileOption
+from autotune.cli._simulated import IntervalOption, JobsOption, NoiseOption, ProfileOption, check_limits
 
 if TYPE_CHECKING:
     from policies.base import Policy
@@ -60,10 +60,9 @@ def check_policy(
     from policies.spike import BASES, spikes  # noqa: PLC0415
     from policies.steady import Bench, SteadyLoad  # noqa: PLC0415
 
-    if not (hours >= 0 and interval > 0):
-        raise CliError("--hours must be >= 0 and --interval > 0", 2)
     result: dict[str, Any] = {"policy": policy, "levels": [], "spikes": [], "fuzz": {}}
     try:
+        check_limits(hours=hours, interval=interval)
         found = read_profile(profile or DEFAULT_PROFILE)
         chosen = _moving(contender(policy, World(found)))
         tell_choice(chosen)

@@ -17,6 +17,7 @@ from autotune.cli._simulated import (
     LengthScaleOption,
     PoolOption,
     ProfileOption,
+    check_limits,
 )
 from policies.usual_budget import USUAL_BUDGET
 
@@ -111,7 +112,8 @@ def evaluate(
     try:
         found = read_profile(profile or DEFAULT_PROFILE)
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
-        _check_positive(duration=duration, interval=interval, length_scale=length_scale, price=price)
+        check_limits(duration=duration, interval=interval, length_scale=length_scale)
+        check_limits(price=price, constant_hours=constant_hours)
         plan = _plan(
             found, pool_bytes, policies, _with_traces(workloads, trace or []), statics, seeds=seeds, random=random,
             oracle_seeds=oracle_seeds, cost_seeds=cost_seeds, ablation=ablation, quality_budget=quality_budget / 100,
@@ -219,12 +221,6 @@ def _names(text: str, separator: str = ",") -> list[str]:
         elif part.strip():
             names.append(part.strip())
     return list(dict.fromkeys(names))
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be > 0, got {value:g}")
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, check_writable, given_path
 from autotune.cli._simulated import NoiseOption, PoolOption, ProfileOption, RulesArgument
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from policies.sweep import Level
 
 _LOADS = "0.2,0.4,0.6,0.8,1,1.2,1.5,2"
+_MOST = 100.0  # times what native serves
+_LONGEST_S = 86_400.0
+_INTERVAL_S = 1.0
 _WIDE = 180
 
 
@@ -34,8 +37,12 @@ def explain_rules(
     noise: NoiseOption = 0.05,
     hold: Annotated[float, typer.Option(help="Simulated seconds at each load.")] = 120.0,
     kv_pool_bytes: PoolOption = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file.")] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the levels here; - for stdout.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file.", parser=given_path)
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the levels here; - for stdout.", parser=given_path)
+    ] = None,
 ) -> None:
     """Simulate RULES at rising and then falling constant loads: active rules, settings, memory and latency at each.
 
@@ -52,11 +59,15 @@ def explain_rules(
 
     try:
         rule_set, shares = load_rules(rules), _shares(loads)
+        _check_hold(hold)
+        for place in (plot, json_out):
+            if place is not None and str(place) != "-":
+                check_writable(place)
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         bench = Bench.of(
             read_profile(profile or DEFAULT_PROFILE), SteadyLoad(prompt_tokens, output_tokens, noise), pool_bytes
         )
-        levels = sweep(bench, rule_set, shares, hold_s=hold)
+        levels = sweep(bench, rule_set, shares, hold_s=hold, interval_s=_INTERVAL_S)
     except RuleError as error:
         raise CliError("\n".join(error.problems), 2) from error
     except EngineError as error:
@@ -78,11 +89,19 @@ def explain_rules(
         raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
 
 
+def _check_hold(hold_s: float) -> None:
+    if not _INTERVAL_S < hold_s <= _LONGEST_S:
+        raise ValueError(f"--hold must be more than {_INTERVAL_S:g} and at most {_LONGEST_S:g}, got {hold_s:g}")
+
+
 def _shares(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        shares = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--loads {text!r}: write numbers such as {_LOADS}") from None
+        shares = []
+    if not shares or shares != sorted(set(shares)) or not all(0 < share <= _MOST for share in shares):
+        raise ValueError(f"--loads {text!r}: write rising numbers up to {_MOST:g}, such as {_LOADS}")
+    return shares
 
 
 def _show(levels: Sequence[Level], notes: Sequence[str], rows: tuple[list[str], list[list[str]]]) -> None:

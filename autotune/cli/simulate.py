@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, check_writable, given_path, tell_choice
-from autotune.cli._simulated import IntervalOption, PoolOption, ProfileOption, TbtOption, TtftOption
+from autotune.cli._simulated import (
+    YEAR_S,
+    IntervalOption,
+    PoolOption,
+    ProfileOption,
+    TbtOption,
+    TtftOption,
+    check_limits,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,14 +27,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_S = 600.0
 _DRAIN_S = 30.0
-_YEAR_S = 31_536_000.0
-# What may be asked for, inclusive: in here nanoseconds are exact and a run has an end.
-_LIMITS = {
-    "--interval": (1e-3, 86_400.0),
-    "--duration": (1e-3, _YEAR_S),
-    "--rate-scale": (1e-6, 1e6),
-    "--length-scale": (1e-6, 1e6),
-}
 
 
 def register(app: typer.Typer) -> None:
@@ -78,9 +78,7 @@ def simulate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
         targets = Targets(ttft_target, tbt_target)
-        _check_limits(
-            {"--interval": interval, "--rate-scale": rate_scale, "--length-scale": length_scale, "--duration": duration}
-        )
+        check_limits(interval=interval, rate_scale=rate_scale, length_scale=length_scale, duration=duration)
         for place in (html, json_out):
             if place is not None and str(place) != "-":
                 check_writable(place)
@@ -121,13 +119,6 @@ def simulate(
         raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
 
 
-def _check_limits(values: dict[str, float | None]) -> None:
-    for name, value in values.items():
-        least, most = _LIMITS[name]
-        if value is not None and not least <= value <= most:
-            raise ValueError(f"{name} must be from {least:g} to {most:g}, got {value:g}")
-
-
 def _traffic(
     workload: str, duration: float | None, rate_scale: float, length_scale: float, seed: int
 ) -> tuple[str | Trace, list[str], float]:
@@ -144,7 +135,7 @@ def _traffic(
     trace = scale(load_trace(path, seed=seed), Scaling(length_scale=length_scale))
     # What arrives last wants to be served, too.
     whole_s = trace.duration_s / rate_scale + _DRAIN_S
-    if duration is None and whole_s > _YEAR_S:
+    if duration is None and whole_s > YEAR_S:
         raise ValueError(f"{workload} would last {whole_s:.3g} s; say with --duration how much of it to play")
     return trace, list(trace.notes), duration or whole_s
 

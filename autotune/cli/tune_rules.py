@@ -17,6 +17,7 @@ from autotune.cli._simulated import (
     LengthScaleOption,
     PoolOption,
     ProfileOption,
+    check_limits,
 )
 from policies.usual_budget import USUAL_BUDGET
 
@@ -67,6 +68,7 @@ def tune_rules(
 
     begin_s = time.monotonic()
     try:
+        check_limits(duration=duration, interval=interval, length_scale=length_scale, minutes=minutes)
         load_rules(rules)
         base = preset_text(rules) if rules in presets() else Path(rules).read_text(encoding="utf-8")
         scenarios = tuple(Scenario.parse(text.strip()) for text in workloads.split(","))

@@ -185,7 +185,10 @@ def _twice(names: list[str]) -> str | None:
 def _csv_rows(
     header: str, stream: IO[str], position: int, name: str, check: Callable[[list[str], str], None]
 ) -> Iterator[Row]:
-    columns = [normalise(column) for column in next(csv.reader([header]))]
+    try:
+        columns = [normalise(column) for column in next(csv.reader([header]))]
+    except csv.Error as error:
+        raise TraceError(f"{name}:{position}: expected the names of columns ({error})") from None
     twice = _twice(columns)
     if twice is not None:
         raise TraceError(f"{name}:{position}: two columns are called {twice!r}; rename one, as only one can be read")

@@ -97,6 +97,8 @@ def sustained_rps(profile: Profile, requests: Trace, options: SimOptions) -> flo
     ends = sorted(record.e2e_s for record in records if record.e2e_s is not None)
     if not ends:
         raise ValueError(f"{requests.name}: no request of it fits this engine; divide its lengths")
+    if not ends[-1]:
+        raise ValueError(f"{requests.name}: by this profile serving it takes no time at all")
     first, last = len(ends) // 5, 7 * len(ends) // 10
     span_s = ends[last] - ends[first]
     return (last - first) / span_s if span_s > 0 else len(ends) / ends[-1]

@@ -19,6 +19,8 @@ from envs.workload.trace import Trace, TraceError
 from policies.split import EVALUATION_SEED, HELD_OUT, Family, family
 
 SEGMENTS: Final = 6  # equal parts of a window, told apart in the figures; regimes of three parts fit
+LEAST_LOAD: Final = 1e-6
+MOST_LOAD: Final = 1e6
 _TRIES: Final = 20
 
 # Half of what native storage can serve, and more than that: memory is ample in the first and short in the second.
@@ -49,8 +51,10 @@ class Scenario:
             number = float(load.removeprefix("x"))
         except ValueError:
             number = math.nan
-        if not 0 < number < math.inf:
-            raise ValueError(f"{text!r}: write SOURCE@LOAD or SOURCE@xFACTOR with a number > 0")
+        if not LEAST_LOAD <= number <= MOST_LOAD:
+            raise ValueError(
+                f"{text!r}: write SOURCE@LOAD or SOURCE@xFACTOR with a number > 0, from {LEAST_LOAD:g} to {MOST_LOAD:g}"
+            )
         return cls(text, source, None, number) if load.startswith("x") else cls(text, source, number)
 
     @property

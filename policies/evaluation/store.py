@@ -28,7 +28,7 @@ class Store:
         self.folder, self.setup = folder, setup
         wanted = json.dumps(setup.fingerprint(), sort_keys=True, indent=1)
         place = folder / _SETUP
-        if place.exists() and place.read_text(encoding="utf-8") != wanted:
+        if place.exists() and place.read_text(encoding="utf-8", errors="replace") != wanted:
             raise StoreError(f"{folder} has results of another profile, duration or target; choose another folder")
         place.write_text(wanted, encoding="utf-8")
         self._scores = self._read()
@@ -37,7 +37,7 @@ class Store:
         place, scores = self.folder / _CELLS, dict[str, Score]()
         if not place.exists():
             return scores
-        lines = place.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = place.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         # The last line of a run that was killed may be half a line: it is dropped, from the file as well.
         if lines and not lines[-1].endswith("\n"):
             lines.pop()
@@ -46,7 +46,7 @@ class Store:
             try:
                 row = load_json(line)
                 scores[row["key"]] = Score.from_json(row["score"])
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise StoreError(f"{place}: line {number} is no result of this version; remove the file") from error
         return scores
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,6 +21,7 @@ from engine.text import one_line
 from policies.card import Normaliser, PolicyFileError
 from policies.train.algorithms import Algorithm
 from policies.train.archive import OPTIMIZER, POLICY, read_states
+from policies.train.arrays import read_arrays
 from policies.train.vector import CLIP, EPSILON
 from policies.training_range import RangeRecorder
 
@@ -29,17 +29,19 @@ MODEL: Final = "model.zip"
 STATE: Final = "state.json"
 ARRAYS: Final = "arrays.npz"
 BUFFER: Final = "buffer.npz"
+OLD: Final = ".old"
 MAX_STATE_BYTES: Final = 1 << 20
-MAX_ARRAYS_BYTES: Final = 512 << 20
 _BUFFER_ARRAYS: Final = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 
 @dataclass
 class Progress:
-    """Where a run is. ``rounds`` of looking ahead and ``tried`` actions in them, ``looked`` when they are over;
-    ``episode``: the next one of every stream; ``waited``: judgements without a better score; ``price``: of quality.
+    """Where a run is. ``rows`` of metrics are written; ``rounds`` of looking ahead and ``tried`` actions in them,
+    ``looked`` when they are over; ``episode``: the next one of every stream; ``waited``: judgements without a better
+    score; ``price``: of quality.
     """
 
+    rows: int = 0
     rounds: int = 0
     tried: int = 0
     looked: bool = False
@@ -55,7 +57,9 @@ class Progress:
 
 
 def save(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRecorder, progress: Progress) -> None:
-    """Write a checkpoint, in one step; an earlier one of this name is replaced. Raises OSError."""
+    """Write a checkpoint; an earlier one of this name is replaced, and :func:`put_back` finds it or the new one whole
+    wherever this was interrupted. Raises OSError.
+    """
     made = folder.with_name(folder.name + ".new")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
@@ -86,14 +90,25 @@ def save(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
         "buffer": None if not isinstance(model, DQN) else _place(model),
     }
     (made / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
+    old = folder.with_name(folder.name + OLD)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
     made.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """The earlier checkpoint again, where a process ended between taking it away and putting the new one there."""
+    old = folder.with_name(folder.name + OLD)
+    if old.is_dir() and not folder.exists():
+        old.rename(folder)
 
 
 def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRecorder) -> Progress:
     """Bring a freshly built model to where a checkpoint was. Raises PolicyFileError for one that does not fit."""
     states = read_states(folder / MODEL, (POLICY, OPTIMIZER))
-    state, arrays = _state(folder), _arrays(folder / ARRAYS)
+    state, arrays = _state(folder), read_arrays(folder / ARRAYS)
     try:
         model.policy.load_state_dict(states[POLICY])
         model.policy.optimizer.load_state_dict(states[OPTIMIZER])
@@ -111,7 +126,7 @@ def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
         random.setstate((3, tuple(int(word) for word in arrays["python"]), state["python_gauss"]))
         model.action_space.np_random.bit_generator.state = state["actions"]
         if isinstance(model, DQN):
-            _refill(model, _arrays(folder / BUFFER), state["buffer"])
+            _refill(model, read_arrays(folder / BUFFER), state["buffer"])
         return Progress(**state["progress"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise PolicyFileError(f"{folder}: the checkpoint does not fit this run: {one_line(error, 200)}") from error
@@ -119,7 +134,7 @@ def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
 
 def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
     """What an export needs besides the weights. Raises PolicyFileError."""
-    arrays, state, seen = _arrays(folder / ARRAYS), _state(folder), RangeRecorder()
+    arrays, state, seen = read_arrays(folder / ARRAYS), _state(folder), RangeRecorder()
     try:
         seen.low, seen.high, seen.unknown = arrays["low"], arrays["high"], arrays["unknown"]
         normaliser = Normaliser(mean=arrays["mean"].tolist(), var=arrays["var"].tolist(), epsilon=EPSILON, clip=CLIP)
@@ -141,19 +156,6 @@ def _state(folder: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise PolicyFileError(f"{path}: no state of a run")
     return state
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of numbers; one of objects would be a pickle and is refused."""
-    try:
-        if path.stat().st_size > MAX_ARRAYS_BYTES:
-            raise PolicyFileError(f"{path}: larger than the statistics of a run")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except OSError as error:
-        raise PolicyFileError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
-        raise PolicyFileError(f"{path}: no arrays of numbers: {one_line(error, 200)}") from error
 
 
 def _place(model: DQN) -> dict[str, Any]:

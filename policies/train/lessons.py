@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from policies.card import PolicyFileError
+from policies.train.arrays import read_arrays
 from policies.train.lookahead import Studied
 
 LESSONS: Final = "lessons"
-MAX_BYTES: Final = 512 << 20
 _ARRAYS: Final = ("vectors", "actions", "worths")
 
 
@@ -31,15 +30,19 @@ def read_lessons(folder: Path, rounds: int) -> list[Studied]:
     found: list[Studied] = []
     for number in range(rounds):
         path = folder / LESSONS / f"{number:06d}.npz"
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise PolicyFileError(f"{path}: larger than a round's lessons")
-            with np.load(path, allow_pickle=False) as file:
-                for index in range(len(file.files) // len(_ARRAYS)):
-                    vectors, actions, worths = (file[f"{name}_{index}"] for name in _ARRAYS)
-                    found.append(Studied(vectors[:0], vectors, actions, worths, {}))
-        except OSError as error:
-            raise PolicyFileError(f"{path}: {error.strerror or error}") from error
-        except (ValueError, EOFError, KeyError, zipfile.BadZipFile, AttributeError) as error:
-            raise PolicyFileError(f"{path}: no lessons: {str(error).splitlines()[0]:.200}") from error
+        arrays = read_arrays(path)
+        episodes = [_episode(arrays, index) for index in range(len(arrays) // len(_ARRAYS))]
+        if not episodes or None in episodes:
+            raise PolicyFileError(f"{path}: no lessons of a round; begin the run anew in another folder")
+        found += [episode for episode in episodes if episode is not None]
     return found
+
+
+def _episode(arrays: dict[str, np.ndarray[Any, Any]], index: int) -> Studied | None:
+    """None where something is missing or does not go together."""
+    vectors, actions, worths = (arrays.get(f"{name}_{index}", np.empty(0)) for name in _ARRAYS)
+    if vectors.ndim != 2 or actions.ndim != 2 or worths.shape != actions.shape or len(vectors) != len(actions):
+        return None
+    if (vectors.dtype, actions.dtype, worths.dtype) != (np.float32, np.int64, np.float64):
+        return None
+    return Studied(vectors[:0], vectors, actions, worths, {})

@@ -12,7 +12,7 @@ from engine.tunables import TUNABLES
 from envs.randomise import Randomisation
 from envs.reward import Objective
 from envs.signals import Targets
-from policies.card import PolicyFileError
+from policies.card import MAX_WIDTH, PolicyFileError
 from policies.guard import GuardConfig
 from policies.usual_budget import USUAL_BUDGET
 
@@ -35,6 +35,10 @@ USUAL_WORKLOADS = (
 _Positive = Annotated[float, Field(gt=0)]
 _Count = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+# In here nanoseconds are exact, and what is trained can be written into a card.
+_Scale = Annotated[float, Field(ge=1e-6, le=1e6)]
+_Seconds = Annotated[float, Field(ge=1e-3, le=86_400)]
+_Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
 class _Strict(BaseModel):
@@ -51,9 +55,9 @@ class Source(_Strict):
 
     workload: str | None = None
     trace: str | None = None
-    prompt_scale: _Positive = 1.0
-    output_scale: _Positive = 1.0
-    rate_scale: _Positive | None = None
+    prompt_scale: _Scale = 1.0
+    output_scale: _Scale = 1.0
+    rate_scale: Annotated[float, Field(gt=0, le=1e6)] | None = None
     ttft_target_s: _Positive | None = None
     tbt_target_s: _Positive | None = None
     sha256: str | None = None
@@ -76,7 +80,7 @@ class Ppo(_Strict):
     """Of ppo and maskable-ppo. A rollout is one whole episode of every environment."""
 
     learning_rate: _Positive = 3e-4
-    batch_size: _Count = 256
+    batch_size: Annotated[int, Field(ge=2)] = 256
     epochs: _Count = 5
     gamma: _Share = 0.99
     gae_lambda: _Share = 0.95
@@ -163,7 +167,7 @@ class Recipe(_Strict):
     pool_bytes: _Count | None = None
     knobs: Annotated[list[str], Field(min_length=1)] = list(USUAL_KNOBS)
     objective: Objective = Objective.INTERACTIVE
-    length_scale: _Positive = 1.0
+    length_scale: _Scale = 1.0
     ttft_target_s: _Positive | None = None
     tbt_target_s: _Positive | None = None
     quality_budget: _Positive = USUAL_BUDGET
@@ -172,16 +176,16 @@ class Recipe(_Strict):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: _Count | None = None
     minutes: _Positive | None = None
-    envs: _Count = 8
+    envs: Annotated[int, Field(ge=1, le=1024)] = 8
     processes: bool = True
     group: _Count = 4
-    interval_s: _Positive = 2.0
-    episode_steps: Annotated[int, Field(ge=4)] = 128
-    warm_up_s: _Positive = 10.0
-    short_s: _Positive = 10.0
-    long_s: _Positive = 60.0
+    interval_s: _Seconds = 2.0
+    episode_steps: Annotated[int, Field(ge=4, le=100_000)] = 128
+    warm_up_s: _Seconds = 10.0
+    short_s: _Seconds = 10.0
+    long_s: _Seconds = 60.0
     randomise: bool = True
-    hidden: Annotated[list[_Count], Field(max_length=4)] = [64, 64]
+    hidden: Annotated[list[_Width], Field(max_length=4)] = [64, 64]
     warm_start: WarmStart | None = WarmStart()
     lookahead: Lookahead | None = None
     ppo: Ppo = Ppo()

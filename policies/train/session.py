@@ -23,7 +23,6 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from engine.clock import Clock
-from engine.json_text import load_json
 from policies.card import PolicyFileError, Score
 from policies.train import checkpoint
 from policies.train.algorithms import Algorithm, build
@@ -55,6 +54,10 @@ def train(
 
     Raises PolicyFileError for a folder that cannot be used, OSError.
     """
+    if resume:
+        checkpoint.put_back(folder / BEST)
+        for old in (folder / CHECKPOINTS).glob(f"*{checkpoint.OLD}"):
+            checkpoint.put_back(old.with_suffix(""))
     start = _latest(folder) if resume else None
     if resume and start is None:
         raise PolicyFileError(f"{folder}: there is no checkpoint to resume from")
@@ -114,7 +117,8 @@ class _Run(BaseCallback):
         self.progress = checkpoint.load(start, self.algorithm, self.normalised, self.seen)
         self._before_s, self.progress.stopped = self.progress.seconds, ""
         raw(self.normalised).env_method("set_price", self.progress.price)
-        self._done_at = self.algorithm.num_timesteps or -1
+        if self.progress.looked or self.recipe.lookahead is None:  # else reinforcement has not begun
+            self._done_at = self.algorithm.num_timesteps
         self._cut_metrics()
         self.tell(self.progress, f"resumed at {self.progress.steps} steps")
 
@@ -125,9 +129,8 @@ class _Run(BaseCallback):
             return
         learner = cast("Learner", self.algorithm)
         rounds = Rounds(self.recipe, plan, self.folder, learner, self.normalised, progress.rounds)
-        if not progress.rounds:  # what imitation alone came to may stay the best
-            self._judge_and_save(row := self._row())
-            self._write(row)
+        if progress.best is None:  # what imitation alone came to may stay the best
+            self._judge_and_save(self._row())
         while self._may_look(plan):
             found, self._outcomes = rounds.play(progress, self.seen)
             row = {**self._row(), "lookahead": found}
@@ -140,13 +143,12 @@ class _Run(BaseCallback):
                 f"the best of those tried {best:.2f} %",
             )
             self._judge_and_save(row)
-            self._write(row)
         progress.waited, progress.stopped, progress.looked = 0, "", True
         sharpen(learner, plan.sharpen)
 
     def learn(self) -> None:
         vectors = self._back_to(self.progress.episode)
-        if not self.progress.steps:
+        if self._done_at < 0:
             cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
         self._stand(vectors)
         total = self.recipe.steps or _ENDLESS_STEPS
@@ -219,7 +221,8 @@ class _Run(BaseCallback):
         self._set_price()
         if progress.episode % recipe.judge_every == 0 or progress.stopped:
             self._judge_and_save(row)
-        self._write(row)
+        else:
+            self._write(row)
         self._outcomes.clear()
 
     def _judge_and_save(self, row: dict[str, Any]) -> None:
@@ -235,6 +238,7 @@ class _Run(BaseCallback):
             progress.best, progress.best_steps = now, progress.steps
         if progress.waited >= self.recipe.patience and not progress.stopped:
             progress.stopped = f"no better held-out score in {progress.waited} judgements"
+        self._write(row)  # before the checkpoint, which counts it: one that is cut off comes again
         if is_best:
             self._save(self.folder / BEST)
         self._save(self.folder / CHECKPOINTS / f"{progress.steps:012d}")
@@ -288,13 +292,14 @@ class _Run(BaseCallback):
     def _write(self, row: dict[str, Any]) -> None:
         with (self.folder / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        self.progress.rows += 1
 
     def _cut_metrics(self) -> None:
         """Rows after the checkpoint come again."""
         path = self.folder / METRICS
-        if path.exists():
+        if path.exists() and self.progress.rows:  # 0: by a version that did not count them
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            path.write_text("".join(line for line in lines if _steps_in(line) <= self.progress.steps), encoding="utf-8")
+            path.write_text("".join(lines[: self.progress.rows]), encoding="utf-8")
 
 
 def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
@@ -308,13 +313,6 @@ def _said(found: list[dict[str, Any]]) -> str:
         f"goodput {figures['goodput_rps']:.4g}/s, loss {figures['loss_per_token']:.2%} per token, "
         f"{figures['changes']:.1f} changes an episode"
     )
-
-
-def _steps_in(line: str) -> int:
-    try:
-        return int(load_json(line)["steps"])
-    except (ValueError, KeyError, TypeError):  # torn by the end of a process
-        return _ENDLESS_STEPS
 
 
 def _latest(folder: Path) -> Path | None:

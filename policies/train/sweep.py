@@ -54,7 +54,7 @@ def jobs_of(recipe: Recipe, folder: Path, seeds: Sequence[int], settings: Sequen
     axes = [[(key, value) for value in _values(text)] for text in settings if (key := text.partition("=")[0].strip())]
     if len(axes) != len(settings):
         raise ValueError(f"--sweep: write KEY=VALUE,VALUE, got {settings[0]!r}")
-    jobs = []
+    jobs: list[Job] = []
     for chosen in itertools.product(*axes):
         for seed in seeds:
             data = recipe.model_dump(mode="json")
@@ -67,6 +67,8 @@ def jobs_of(recipe: Recipe, folder: Path, seeds: Sequence[int], settings: Sequen
             except ValidationError as error:
                 first = error.errors()[0]
                 raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            if any(job.label == label for job in jobs):
+                raise ValueError(f"--sweep: {label} would be run twice; give every value once")
             jobs.append(Job(label, one, str(folder / label)))
     return jobs
 

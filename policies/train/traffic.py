@@ -137,6 +137,8 @@ def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
     given: dict[str, float | str | None] = {}
     if source.trace is not None:
         trace = load_trace(Path(source.trace))
+        if not trace.duration_s:
+            raise TraceError(f"{source.trace}: all requests arrive at one time, so it has no rate to train at")
         given["sha256"] = found = digest(trace)
         if source.sha256 not in {None, found}:
             raise ValueError(f"{source.trace} is not the trace that this run began with")
@@ -154,7 +156,7 @@ def _resolved(source: Source, recipe: Recipe, profile: Profile) -> Source:
     if source.rate_scale is None:
         most_rps = capacity_rps(profile.groups(), profile.latency_model(), probe, options)
         peak = peak_rps(profile, at_rate, options, Targets(ttft_s, tbt_s), most_rps)
-        given["rate_scale"] = round(peak / mean_rps, 6)
+        given["rate_scale"] = float(f"{peak / mean_rps:.6g}")
     return source.model_copy(update=given)
 
 

@@ -136,5 +136,5 @@ def _judged(
     got = torch.where(hopes.gather(1, chosen) > 0, worths.gather(1, chosen), 0.0)
     best = worths.masked_fill(~there, 0.0).max(dim=1).values.clamp(min=0.0)
     errors, spread = (found - worths)[there], worths[there]
-    explained = 1.0 - float(errors.square().mean()) / max(float(spread.var()), 1e-9)
+    explained = 1.0 - float(errors.square().mean()) / max(float(spread.var(correction=0)), 1e-9)
     return {"best": float(best.mean()), "got": float(got.mean()), "explained": explained}

@@ -67,15 +67,32 @@ def test_rules_are_explained_as_a_table_and_a_page(tmp_path: Path) -> None:
     [
         (["evaluate", "-o", "DIR", "--policies", "nix"], "preset"),
         (["evaluate", "-o", "DIR", "--workloads", "nix@1"], "nor a built-in workload"),
+        (["evaluate", "-o", "DIR", "--workloads", "chat-steady@1e308"], "SOURCE@LOAD"),
+        (["tune-rules", "-o", "DIR", "--workloads", "chat-steady@x1e-300"], "SOURCE@LOAD"),
         (["evaluate", "-o", "DIR", "--duration", "0"], "--duration"),
+        (["evaluate", "-o", "DIR", "--duration", "inf"], "--duration must be from"),
+        (["evaluate", "-o", "DIR", "--price", "nan"], "--price must be from"),
+        (["evaluate", "-o", "DIR", "--constant-hours", "1e308"], "--constant-hours must be from"),
+        (["tune-rules", "-o", "DIR", "--duration", "nan"], "--duration must be from"),
+        (["tune-rules", "-o", "DIR", "--interval", "0"], "--interval must be from"),
+        (["tune-rules", "-o", "DIR", "--minutes", "nan"], "--minutes must be from"),
+        (["check-policy", "--hours", "1e308"], "--hours must be from"),
+        (["check-policy", "--interval", "1e-300"], "--interval must be from"),
         (["evaluate", "-o", "DIR", "--statics", "static:kv_format=int3"], "int3"),
         (["tune-rules", "-o", "DIR", "--workloads", "flash-crowd"], "held out"),
         (["explain-rules", "default", "--loads", "a"], "--loads"),
+        (["explain-rules", "default", "--loads", "nan"], "--loads"),
+        (["explain-rules", "default", "--loads", "1,0.5"], "--loads"),
+        (["explain-rules", "default", "--hold", "0"], "--hold"),
+        (["explain-rules", "default", "--hold", "inf"], "--hold"),
+        (["explain-rules", "default", "--output-tokens", str(10**20)], "1000000 tokens"),
+        (["explain-rules", "default", "--plot", "DIR"], "cannot be written"),
+        (["explain-rules", "default", "--json", "DIR/no/such.json"], "cannot be written"),
         (["check-policy", "none"], "needs no check"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    result = run(*[str(tmp_path) if argument == "DIR" else argument for argument in arguments])
+    result = run(*[argument.replace("DIR", str(tmp_path)) for argument in arguments])
     assert isinstance(result.exception, CliError)
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)

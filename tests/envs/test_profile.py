@@ -85,6 +85,35 @@ def test_what_is_no_profile_is_refused_in_one_line(tmp_path: Path, change: dict[
 
 
 @pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("model", "max_model_len"), 0, "max_model_len"),
+        (("model", "vocab_size"), -1, "vocab_size"),
+        (("model", "groups"), [], "groups"),
+        (("model", "groups", 0, "head_dim"), 0, "head_dim"),
+        (("model", "groups", 0, "layers"), [], "layers"),
+        (("model", "groups", 0, "window"), -1, "window"),
+        (("device", "bandwidth_bytes_per_s"), 0.0, "bandwidth_bytes_per_s"),
+        (("quality", "by_format"), {}, "every format"),
+        (("quality", "by_format", "int4"), 1e308, "int4"),
+    ],
+)
+def test_a_figure_that_no_engine_has_is_refused_where_it_is_read(
+    tmp_path: Path, place: tuple[Any, ...], value: Any, message: str
+) -> None:
+    path, document = tmp_path / "p.yaml", estimated().model_dump(mode="json")
+    *way, last = place
+    inner = document
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(ProfileError, match=message) as caught:
+        read_profile(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "[1, 2]", "{a: ", "\udcff", "[" * 10_000, "a: 2026-13-01", "a: !!timestamp x"],
     ids=lambda text: text[:9],

@@ -153,6 +153,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, skip: bool) -> None
     assert load_trace(nameless).requests == (TraceRequest(0.0, 1, 2),)
 
 
+def test_a_header_that_is_none_is_one_line(tmp_path: Path) -> None:
+    """A file of one endless line, say."""
+    with pytest.raises(TraceError, match=r"trace\.csv:1: expected the names of columns"):
+        load_trace(write(tmp_path, "a" * 200_000))
+
+
 def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         load_trace(tmp_path / "missing.csv")

@@ -19,6 +19,7 @@ from policies.executors import (
     RayTasks,
     RayUnavailableError,
     Serial,
+    WorkerLostError,
     in_order,
     workers,
 )
@@ -173,3 +174,8 @@ def test_ray_is_asked_for_by_its_address_alone_and_left_at_the_end(monkeypatch: 
 def test_fewer_than_one_process_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Processes(0)
+
+
+def test_a_process_that_is_killed_is_one_line() -> None:
+    with pytest.raises(WorkerLostError, match="fewer processes"):
+        list(Processes(1).map(os._exit, [1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,13 @@ def test_lengths_are_divided_before_rates_and_targets_are_measured() -> None:
     plain, scaled = (Traffic(recipe(length_scale=by)).training(0, 0).trace.requests for by in (1.0, 4.0))
     assert len(plain) == len(scaled)
     assert sum(r.prompt_tokens for r in scaled) == pytest.approx(sum(r.prompt_tokens for r in plain) / 4, rel=0.02)
+
+
+def test_a_trace_without_a_rate_is_refused(tmp_path: Any) -> None:
+    whole = generate(CATALOGUE["chat-poisson"], duration_s=200, seed=0, rate_scale=0.2)
+    write_trace(tmp_path / "once.csv", [replace(request, arrival_s=0.0) for request in whole.requests])
+    with pytest.raises(ValueError, match="one time"):
+        resolve(recipe(sources=[Source(trace=str(tmp_path / "once.csv"))]), PROFILE)
 
 
 def test_of_a_trace_the_end_is_held_out(tmp_path: Any) -> None:

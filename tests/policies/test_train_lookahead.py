@@ -100,6 +100,70 @@ def test_a_run_that_stopped_between_rounds_ends_with_the_same_weights(tmp_path: 
     )
 
 
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def _interrupted(made: Recipe, folder: Path, at: int) -> None:
+    """Ends at the ``at``-th thing that is said."""
+    said: list[str] = []
+
+    def tell(_: Any, text: str) -> None:
+        if text:
+            said.append(text)
+        if len(said) == at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(made, folder, toys(made), teacher=right(), clock=Ticks(), tell=tell)
+
+
+@pytest.mark.parametrize("plan", [None, PLAN.model_copy(update={"rounds": 1})])
+def test_wherever_a_run_is_interrupted_it_ends_as_if_it_had_not_been(plan: Lookahead | None, tmp_path: Path) -> None:
+    """From its first checkpoint on: weights, statistics, counters and metrics."""
+    made = recipe(steps=64, lookahead=plan, judge_every=1)
+    run(made, tmp_path / "whole")
+    for at in range(3, 5) if plan is None else range(4, 7):
+        _interrupted(made, tmp_path / str(at), at)
+        run(made, tmp_path / str(at), resume=True)
+        whole, parts = ((folder / last(folder)) for folder in (tmp_path / "whole", tmp_path / str(at)))
+        assert weights(parts.parents[1], last(parts.parents[1])) == weights(whole.parents[1], last(whole.parents[1]))
+        assert json.loads((parts / "state.json").read_text()) == json.loads((whole / "state.json").read_text())
+        assert rows(parts.parents[1]) == rows(whole.parents[1])
+
+
+def test_a_run_that_ended_while_its_only_checkpoint_was_replaced_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, rename, seen = recipe(steps=64, lookahead=PLAN), Path.rename, []
+
+    def cut_off(self: Path, target: Path) -> Any:
+        if self.name == "000000000000.new":
+            seen.append(self)
+            if len(seen) == 2:
+                raise Stop
+        return rename(self, target)
+
+    run(made, tmp_path / "whole")
+    monkeypatch.setattr(Path, "rename", cut_off)
+    with pytest.raises(Stop):
+        run(made, tmp_path / "parts")
+    monkeypatch.undo()
+    run(made, tmp_path / "parts", resume=True)
+    assert weights(tmp_path / "parts", last(tmp_path / "parts")) == weights(
+        tmp_path / "whole", last(tmp_path / "whole")
+    )
+
+
+def test_a_single_watched_trial_still_tells_how_well_it_is_explained(tmp_path: Path) -> None:
+    """Of one figure there is no spread, which is no reason to forget what was learnt."""
+    plan = Lookahead(rounds=2, every=16, tries=1)
+    run(recipe(steps=64, lookahead=plan), tmp_path / "run")
+    found = [row["lookahead"] for row in rows(tmp_path / "run") if "lookahead" in row]
+    assert len(found) == 2
+    assert all(np.isfinite(value) for row in found for value in row.values())
+
+
 def test_outputs_are_sharpened_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
     made = recipe(steps=64, lookahead=PLAN)
     run(made, tmp_path / "run")
@@ -112,9 +176,19 @@ def test_damaged_lessons_are_refused_in_one_line(tmp_path: Path) -> None:
     run(recipe(steps=64, lookahead=PLAN), tmp_path / "run")
     assert len(read_lessons(tmp_path / "run", 3)) == 12
     path = tmp_path / "run" / LESSONS / "000001.npz"
-    path.write_bytes(b"PK nothing")
-    with pytest.raises(PolicyFileError, match=r"000001\.npz"):
-        read_lessons(tmp_path / "run", 3)
+    whole = path.read_bytes()
+    other, short, packed = tmp_path / "other.npy", tmp_path / "short.npz", tmp_path / "packed.npz"
+    np.save(other, np.zeros(3))
+    np.savez(short, vectors_0=np.zeros((2, 3), np.float32), actions_0=np.zeros((1, 3), np.int64), worths_0=np.zeros(1))
+    np.savez_compressed(packed, vectors_0=np.zeros((2, 3), np.float32))
+    torn = bytearray(packed.read_bytes())
+    torn[len(torn) // 3 : len(torn) // 2] = bytes(len(torn) // 2 - len(torn) // 3)
+    for damaged in (
+        b"PK nothing", b"", whole[: len(whole) // 2], other.read_bytes(), short.read_bytes(), packed.read_bytes(), torn,
+    ):  # fmt: skip
+        path.write_bytes(damaged)
+        with pytest.raises(PolicyFileError, match=r"000001\.npz"):
+            read_lessons(tmp_path / "run", 3)
     path.unlink()
     with pytest.raises(PolicyFileError, match="No such file"):
         read_lessons(tmp_path / "run", 3)
@@ -155,6 +229,19 @@ def test_doing_nothing_is_foreseen_as_it_comes() -> None:
     good = sum(engine.step(NOTHING)[4]["true"]["good"] for _ in range(10))
     assert ahead.figures.good == pytest.approx(good, abs=1)  # the last step boundary differs
     assert good > 0
+
+
+def test_foreseeing_what_cannot_be_leaves_no_trace() -> None:
+    tried, untouched = (SimulatedEngine(PROFILE, "chat-bursty", rate_scale=0.2) for _ in range(2))
+    for engine in (tried, untouched):
+        engine.reset(seed=3)
+    for horizon_s in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="horizon"):
+            tried.foresee([INT8], horizon_s)
+    with pytest.raises(ValueError, match="action"):
+        tried.foresee([INT8, 10**6], 4.0)
+    for _ in range(3):
+        np.testing.assert_array_equal(tried.step(NOTHING)[0], untouched.step(NOTHING)[0])
 
 
 def test_stretched_workloads_have_other_lengths_and_other_names() -> None:

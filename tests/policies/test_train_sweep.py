@@ -36,6 +36,7 @@ def test_seeds_and_settings_multiply(tmp_path: Path) -> None:
         ("envs.x=1", "no envs.x"),
         ("envs=many", "envs"),
         ("knobs=3", "knobs"),
+        ("ppo.epochs=1,1", "twice"),
     ],
 )
 def test_settings_that_no_recipe_has_are_one_line(text: str, expected: str, tmp_path: Path) -> None:

@@ -190,3 +190,12 @@ def test_static_settings_are_what_the_engine_offers() -> None:
     assert drawn == random_settings(5, 0, offered) != random_settings(5, 1, offered)
     assert len(drawn) == 5
     assert offered({"host_offload": "on"}) is any("host_offload" in values for values in everything)
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000 + b"\n", b"\xff\xfe\n", b"[]\n"], ids=["deep", "bytes", "list"])
+def test_damaged_cells_are_named(line: bytes, tmp_path: Path) -> None:
+    setup = Setup(read_profile(DEFAULT_PROFILE), {})
+    Store(tmp_path, setup)
+    (tmp_path / "cells.jsonl").write_bytes(line)
+    with pytest.raises(StoreError, match=r"cells\.jsonl: line 1"):
+        Store(tmp_path, setup)
