@@ -19,6 +19,7 @@ SHORT_PROMPT, LONG_PROMPT = 64, 448
 PROBE_OUTPUT, LONGEST_OUTPUT = 24, 256
 PROBE_S = 0.3  # for how long a batch decodes, if its outputs are not longer than that
 BATCHES = (1, 4, 16)
+SHORTEST_STEP_S = 1e-5  # no engine that answers over HTTP is faster
 FAST_GAP_S = 0.02  # a machine this fast has time for long prompts
 SLOW_GAP_S = 0.15  # a machine this slow is measured with fewer and smaller batches
 
@@ -64,7 +65,8 @@ async def measure(client: Client, server: Server) -> Rates:
     short = [await batch(1, SHORT_PROMPT, 4) for _ in range(2)]
     long = [await batch(1, LONG_PROMPT, 4) for _ in range(2)]
     short_s, long_s = (min(_ttft_s(records[0]) for records in runs) for runs in (short, long))
-    gap_s = median(gap for runs in (*short, *long) for gap in runs[0].gaps_s)
+    # Of whole runs: behind a client that is late, tokens come in bursts, and most single gaps are nothing.
+    gap_s = median(mean_step_s(run) for run in (*short, *long))
     batches = BATCHES if gap_s < SLOW_GAP_S else BATCHES[:2]
     output = min(LONGEST_OUTPUT, max(PROBE_OUTPUT, round(PROBE_S / gap_s)))
     # Decoding over long contexts is what the load will do, and on a fast engine they are most of what a step costs.
@@ -85,7 +87,8 @@ def fit_step(steps: dict[int, float]) -> tuple[float, float]:
 
 def mean_step_s(records: Sequence[RequestRecord]) -> float:
     """Time of a decode step with all records running, as they get their tokens: the mean gap from the last one's first
-    token to the first one's end. Where the server is behind, tokens come in bursts, whose median gap would be nothing.
+    token to the first one's end. Where the server is behind, tokens come in bursts, whose median gap would be nothing;
+    where the client is, all of them can come at once.
     """
     start = max(record.token_times_s[0] for record in records)
     end = min(record.token_times_s[-1] for record in records)
@@ -94,7 +97,8 @@ def mean_step_s(records: Sequence[RequestRecord]) -> float:
         times = [time_s for time_s in record.token_times_s if start <= time_s <= end]
         if len(times) > 1:
             gaps, span_s = gaps + len(times) - 1, span_s + times[-1] - times[0]
-    return span_s / gaps if gaps else fmean(gap for record in records for gap in record.gaps_s)
+    mean_s = span_s / gaps if gaps else fmean(gap for record in records for gap in record.gaps_s)
+    return max(SHORTEST_STEP_S, mean_s)
 
 
 def _ttft_s(record: RequestRecord) -> float:

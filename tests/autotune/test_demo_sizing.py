@@ -112,3 +112,8 @@ def test_tokens_that_come_in_bursts_do_not_make_a_machine_look_fast() -> None:
     """A server that is behind sends four tokens at once: their median gap is nothing, their mean is what it takes."""
     behind = served(*(4.0 * (token // 4) for token in range(25)))
     assert mean_step_s([behind]) == pytest.approx(1.0)
+
+
+def test_tokens_that_all_come_at_once_still_take_time() -> None:
+    """To a client that had no processor for a while."""
+    assert 0 < mean_step_s([served(2.0, 2.0, 2.0, 2.0)]) < 1e-3
