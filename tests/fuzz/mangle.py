@@ -18,8 +18,10 @@ _USUAL: Final = 60
 
 
 def examples(usual: int = _USUAL) -> settings:
-    """``usual`` examples of a test; ``FUZZ_EXAMPLES`` says how many one has that usually has 60."""
-    asked = int(os.environ.get("FUZZ_EXAMPLES", str(_USUAL)))
+    """``usual`` examples of a test, of which the suite takes a third; ``FUZZ_EXAMPLES`` says how many one has that
+    usually has 60.
+    """
+    asked = int(os.environ.get("FUZZ_EXAMPLES", str(_USUAL // 3)))
     return settings(
         max_examples=max(1, usual * asked // _USUAL),
         deadline=None,
