@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -127,7 +128,7 @@ def load(folder: Path, model: Algorithm, normalised: VecNormalize, seen: RangeRe
         model.action_space.np_random.bit_generator.state = state["actions"]
         if isinstance(model, DQN):
             _refill(model, read_arrays(folder / BUFFER), state["buffer"])
-        return Progress(**state["progress"])
+        return _progress(state["progress"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise PolicyFileError(f"{folder}: the checkpoint does not fit this run: {one_line(error, 200)}") from error
 
@@ -138,9 +139,17 @@ def statistics_of(folder: Path) -> tuple[Normaliser, RangeRecorder, Progress]:
     try:
         seen.low, seen.high, seen.unknown = arrays["low"], arrays["high"], arrays["unknown"]
         normaliser = Normaliser(mean=arrays["mean"].tolist(), var=arrays["var"].tolist(), epsilon=EPSILON, clip=CLIP)
-        return normaliser, seen, Progress(**state["progress"])
+        return normaliser, seen, _progress(state["progress"])
     except (KeyError, TypeError, ValueError) as error:
         raise PolicyFileError(f"{folder}: the checkpoint lacks statistics: {one_line(error, 200)}") from error
+
+
+def _progress(data: Any) -> Progress:
+    """Raises ValueError for values of other kinds than they are declared to be, and for others beside them."""
+    progress = TypeAdapter(Progress).validate_python(data)
+    if unknown := set(data) - set(vars(progress)):
+        raise ValueError(f"{', '.join(sorted(unknown))} is nothing that a run counts")
+    return progress
 
 
 def _state(folder: Path) -> dict[str, Any]:

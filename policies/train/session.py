@@ -298,8 +298,8 @@ class _Run(BaseCallback):
         """Rows after the checkpoint come again."""
         path = self.folder / METRICS
         if path.exists() and self.progress.rows:  # 0: by a version that did not count them
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            path.write_text("".join(lines[: self.progress.rows]), encoding="utf-8")
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(lines[: self.progress.rows]))
 
 
 def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
