@@ -36,7 +36,6 @@ REWARD_SCALE: Final = 0.1
 # An interval is worth this at most, either way: what a storm of refusals costs more than that teaches nothing more.
 MOST: Final = 5.0
 APART_FROM: Final = 1 << 20  # streams, far from those of training
-_WAITING: Final = 1.0  # of a violation: what a request that still waits at the end of a horizon counts for
 _Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
 
 
@@ -192,8 +191,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         for action, ahead in zip(actions, engine.foresee(actions, horizon_s), strict=True):
             figures, change = ahead.figures, decode_action(action)
             if weights.objective is Objective.INTERACTIVE:
-                service = weights.goodput * figures.good - weights.violation * figures.violations
-                service = (service - weights.violation * _WAITING * ahead.waiting) / episode.mean_rps
+                late = figures.violations + ahead.waiting  # who still waits then will hardly be in time
+                service = (weights.goodput * figures.good - weights.violation * late) / episode.mean_rps
             else:
                 service = weights.throughput * figures.tokens - weights.violation * (figures.rejected + figures.failed)
                 service /= episode.mean_rps
