@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from envs.spaces import Observation
@@ -16,6 +16,8 @@ _WIDEST: Final = 1.8  # of the logarithm of a length: beyond, two quantiles say 
 _LONGEST_TREND_S: Final = 10.0
 _USUAL_SIGMA: Final = 0.8  # of outputs, until some have ended: the published sources have 0.7 to 1.4
 _MOST_MISSED: Final = 3.0
+_KEEPS_UP: Final = 0.9  # of arrivals: whoever completes so many keeps up, as far as counting can tell
+_LEAST_SERVED_RPS: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Lengths:
 @dataclass(frozen=True)
 class Load:
     """``rate_rps``: arrivals. ``hit_rate``: share of prompt tokens that need not be computed. ``running``, ``waiting``:
-    requests now, ``held_tokens``: KV of those that run. ``lossy_share``: of that KV, quantised already.
+    requests now, ``held_tokens``: KV of those that run. ``lossy_share``: of that KV, quantised already. ``served_rps``:
+    completions, None while unknown.
     """
 
     rate_rps: float
@@ -73,19 +76,27 @@ class Load:
     waiting: float = 0.0
     held_tokens: float = 0.0
     lossy_share: float = 0.0
+    served_rps: float | None = None
 
     def at(self, rate_rps: float) -> Load:
-        return Load(
-            rate_rps, self.prompt, self.output, self.hit_rate, self.running, self.waiting, self.held_tokens,
-            self.lossy_share,
-        )  # fmt: skip
+        return replace(self, rate_rps=rate_rps)
+
+    def falls_behind(self, patience_s: float) -> bool:
+        """Whether less is served than arrives, and what waits would take longer than ``patience_s`` to begin."""
+        served_rps = self.served_rps
+        return (
+            served_rps is not None
+            and served_rps < _KEEPS_UP * self.rate_rps
+            and (self.waiting > patience_s * served_rps)
+        )
 
 
 def load_of(observation: Observation) -> Load | None:
     """The load that the windows show, at the long window's rate; None while rate or lengths are unknown.
 
     Of outputs the windows see those that have ended, so long ones are missed where requests last as long as a window.
-    Tokens generated per arrival do not miss them: the larger of the two estimates counts.
+    Tokens generated per arrival do not miss them, nor per request that ended where not all that arrive are let in: the
+    larger of the two estimates counts.
     """
     values = {name: number(observation.values.get(name)) for name in _READ}
     rate = values["offered_rps_long"]
@@ -95,7 +106,11 @@ def load_of(observation: Observation) -> Load | None:
     ended = Lengths.of(values["output_tokens_p50"], values["output_tokens_p95"])
     if rate is None or rate < 0 or prompt is None:
         return None
-    output = _output(ended, values["decode_tps"], max(rate, values["offered_rps"] or 0.0))
+    served = values["completed_rps"]
+    through = max(rate, values["offered_rps"] or 0.0)
+    if served is not None and (values["waiting"] or 0.0) > served:  # a second's worth: more arrive than run
+        through = min(through, max(served, _LEAST_SERVED_RPS))
+    output = _output(ended, values["decode_tps"], through)
     if output is None:
         return None
     running = min(_MOST, max(0.0, values["running"] or 0.0))
@@ -109,6 +124,7 @@ def load_of(observation: Observation) -> Load | None:
         waiting=min(_MOST, max(0.0, values["waiting"] or 0.0)),
         held_tokens=running * min(_LONGEST, max(0.0, values["tokens_per_sequence"] or 0.0)),
         lossy_share=0.0 if native is None else min(1.0, max(0.0, 1 - native)),
+        served_rps=None if served is None else max(0.0, served),
     )
 
 
@@ -145,5 +161,6 @@ def _normal(z: float) -> float:
 _MOST_RPS: Final = 1e4
 _READ: Final = (
     "offered_rps", "offered_rps_long", "prompt_tokens_p50", "prompt_tokens_p95", "output_tokens_p50",
-    "output_tokens_p95", "decode_tps", "hit_rate", "running", "waiting", "tokens_per_sequence", "bytes_share_native",
+    "output_tokens_p95", "completed_rps", "decode_tps", "hit_rate", "running", "waiting", "tokens_per_sequence",
+    "bytes_share_native",
 )  # fmt: skip

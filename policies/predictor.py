@@ -32,20 +32,22 @@ from policies.quality_purse import Purse
 
 _OTHER_LENGTHS: Final = 0.9  # of logarithms: medians that differ by a factor of 2.5 are another load
 _SHARES: Final = tuple(f"bytes_share_{name}" for name in FORMAT_NAMES)
+# Too low, they shut out what the engine could serve, which nobody waits for: up they may go as soon as that shows.
+_THROTTLES: Final = frozenset({"max_num_batched_tokens", "max_num_seqs"})
 _WORTH_TELLING: Final = 0.1  # of the logarithm of a factor
 _CAREFUL: Final = 0.85  # of the budget: what is spent is estimated, and quantised KV goes on costing for a while
 
 
 @dataclass(frozen=True)
 class Reach:
-    """``rows``: int64 [settings, knobs], the one in force first; their ``table``; ``stays``: bool [knobs, settings],
-    whether a knob is where it is; ``lossier``: whether the format is lossier than now.
+    """``rows``: int64 [settings, knobs], the one in force first; their ``table``; bool [knobs, settings]: ``stays``,
+    whether a knob is where it is, and ``larger``, whether it goes up (a format: becomes lossier).
     """
 
     rows: Places
     table: SettingTable
     stays: NDArray[np.bool_]
-    lossier: NDArray[np.bool_]
+    larger: NDArray[np.bool_]
 
 
 class PredictorPolicy:
@@ -99,7 +101,7 @@ class PredictorPolicy:
         where = (tuple(now), tuple(movable))
         if self._reached is None or self._reached[0] != where:
             rows = self._candidates.rows(now, movable)
-            self._reached = where, Reach(rows, self.model.table(rows), (rows == rows[0]).T, rows[:, 0] > rows[0, 0])
+            self._reached = where, Reach(rows, self.model.table(rows), (rows == rows[0]).T, (rows > rows[0]).T)
         return self._reached[1]
 
     @staticmethod
@@ -158,16 +160,17 @@ class PredictorPolicy:
         allowed: NDArray[np.bool_] = effects.quality <= max(most, config.quality_budget / 2) + SAME_LOSS
         most_here = max(purse.affordable(budget, ahead * stays_s), config.quality_budget / 2)
         allowed[0] = effects.quality[0] <= most_here + SAME_LOSS
-        place = _place(load)
+        place, behind = _place(load), load.falls_behind(self.model.targets.ttft_s)
         for column, knob in enumerate(KNOBS):
             # Whoever has moved stays while the load is what it was then: else noise would move it to and fro.
+            stays = reach.stays[column]
+            if knob == "kv_format" or (knob in _THROTTLES and behind):
+                stays = stays | reach.larger[column]
             if _is_same_load(state["set_at"].get(knob), place):
-                if knob != "kv_format":
-                    allowed &= reach.stays[column]
-                elif effects.quality[0] <= config.quality_budget:
-                    allowed &= reach.stays[column] | reach.lossier
+                if knob != "kv_format" or effects.quality[0] <= config.quality_budget:
+                    allowed &= stays
             elif knob in state["moved"] and effects.tbt_s[0] <= self.model.targets.tbt_s:
-                allowed &= reach.stays[column] | reach.lossier if knob == "kv_format" else reach.stays[column]
+                allowed &= stays
         for knob, (value, _) in state["refused"].items():
             column = KNOBS.index(knob)
             refused = TUNABLES[knob].values.index(value)

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.signals import Targets
-from policies.effects import Effects, Places
+from policies.effects import KNOBS, Effects, Places
 from policies.load import Load
 from policies.usual_budget import USUAL_BUDGET
 
 STEADY: Final = "steady"
 URGENT: Final = frozenset({"targets-missed", "best-effort", "budget-spent"})
+_SEQS: Final = KNOBS.index("max_num_seqs")
 _READY: Final = 0.9  # of the targets, by prediction, is near enough to act at no cost
 _BACKLOG: Final = 0.5  # weight of being able to serve all that arrives and waits, beside being in time
 _NOTICEABLE: Final = 0.15  # a relative gain where all are far from the targets
@@ -140,9 +141,12 @@ def _roomy(here: Situation, strain: NDArray[np.float64], config: PredictorConfig
 
 
 def _cheapest(among: NDArray[np.bool_], here: Situation) -> int:
-    """Least quality loss, then fewest moves, then soonest converged, then most goodput."""
+    """Least quality loss, then fewest moves, then soonest converged, then most sequences at once (too few of them shut
+    out a load that was misjudged), then most goodput.
+    """
     chosen, effects = np.flatnonzero(among), here.effects
-    moves = (here.rows[chosen] != np.array(here.now)).sum(axis=1)
-    quality = np.round(effects.quality[chosen] / SAME_LOSS)
-    order = np.lexsort((-effects.goodput_share[chosen], np.round(effects.converge_s[chosen], 1), moves, quality))
+    rows = here.rows[chosen]
+    moves = (rows != np.array(here.now)).sum(axis=1)
+    quality, soon = np.round(effects.quality[chosen] / SAME_LOSS), np.round(effects.converge_s[chosen], 1)
+    order = np.lexsort((-effects.goodput_share[chosen], -rows[:, _SEQS], soon, moves, quality))
     return int(chosen[order[0]])

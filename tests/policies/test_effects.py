@@ -173,6 +173,18 @@ def test_long_outputs_that_have_not_ended_are_not_missed() -> None:
     assert missed.output.mean > 2 * ended.output.mean
 
 
+def test_while_requests_are_shut_out_tokens_count_per_request_that_ends() -> None:
+    """Four run, sixty wait: what is generated belongs to those few, not to all that arrive."""
+    values = {"offered_rps": 4.0, "offered_rps_long": 4.0, "decode_tps": 1200.0, "completed_rps": 2.0}
+    let_in, shut_out = load_of(seen(**values, waiting=0.0)), load_of(seen(**values, waiting=60.0))
+    assert let_in is not None
+    assert shut_out is not None
+    assert shut_out.output.mean == pytest.approx(2 * let_in.output.mean)
+    assert not let_in.falls_behind(1.0)
+    assert shut_out.falls_behind(1.0)
+    assert not shut_out.falls_behind(60.0)  # in 30 s it is worked off
+
+
 def test_a_purse_pays_back() -> None:
     purse = Purse().after(1000, 0.0, 1)
     assert purse.affordable(0.005, 1000) == pytest.approx(0.01)

@@ -103,6 +103,23 @@ def test_few_sequences_where_memory_is_ample_ask_for_more() -> None:
     assert session.knobs["max_num_seqs"] in {8, 16, 32, 64, 128, 256}
 
 
+def test_a_limit_that_shuts_load_out_is_lifted_at_once() -> None:
+    """Long outputs after short ones: few have ended, and few sequences may run. Nobody waits 45 s for that."""
+    short: dict[str, float | None] = {"offered_rps": 2.0, "offered_rps_long": 2.0, "output_tokens_p50": 20.0,
+                                      "output_tokens_p95": 60.0, "decode_tps": 44.0, "completed_rps": 2.0}  # fmt: skip
+    stuck = {**short, "running": 4.0, "waiting": 60.0, "completed_rps": 0.1}
+    session = Session()
+    session.knobs["max_num_seqs"] = 4
+    session.state = {**session.state, "moved": {"max_num_seqs": 0.0}, "set_at": {"max_num_seqs": None}}
+    session.run(10, **stuck)
+    assert session.knobs["max_num_seqs"] > 4
+    keeps_up = Session()
+    keeps_up.knobs["max_num_seqs"] = 4
+    keeps_up.state = {**keeps_up.state, "moved": {"max_num_seqs": 0.0}, "set_at": {"max_num_seqs": None}}
+    keeps_up.run(10, **{**stuck, "completed_rps": 2.0})
+    assert keeps_up.knobs["max_num_seqs"] == 4
+
+
 def test_calm_load_changes_nothing() -> None:
     assert Session().run(300).changes == []
 
