@@ -21,6 +21,7 @@ from engine.tunables import TUNABLES, CostClass, TunableValue
 from envs import SIMULATED_ENGINE_ID
 from envs.features import FEATURES
 from envs.spaces import all_changes, vector_names
+from policies.advice_input import ADVICE_ENTRIES, advised_names
 from policies.guard import GuardConfig, RateLimit
 
 CARD_FILE: Final = "card.json"
@@ -54,21 +55,24 @@ class Knob(_Strict):
 
 
 class Spaces(_Strict):
-    """``observation``: the name of every entry of the vector. Action 0 is nothing, then come every knob's values."""
+    """``observation``: the name of every entry of the vector, with what an advisor would do behind it for a policy that
+    has one. Action 0 is nothing, then come every knob's values.
+    """
 
     observation: list[_Text]
     actions: int
     tunables: list[Knob]
 
     @classmethod
-    def current(cls) -> Self:
+    def current(cls, *, advised: bool = False) -> Self:
         """What this program has."""
         knobs = [Knob(name=knob.name, values=list(knob.values)) for knob in TUNABLES.values()]
-        return cls(observation=list(vector_names()), actions=1 + len(all_changes()), tunables=knobs)
+        names = advised_names() if advised else vector_names()
+        return cls(observation=list(names), actions=1 + len(all_changes()), tunables=knobs)
 
-    def objection(self) -> str | None:
+    def objection(self, *, advised: bool = False) -> str | None:
         """What differs from this program, in one line."""
-        here = self.current()
+        here = self.current(advised=advised)
         theirs, ours = [knob.name for knob in self.tunables], [knob.name for knob in here.tunables]
         if theirs != ours:
             return f"its tunables are {', '.join(theirs)[:200]}; here they are {', '.join(ours)}, in this order"
@@ -86,10 +90,27 @@ class Spaces(_Strict):
 
 
 class Network(_Strict):
-    """A multilayer perceptron. ``widths``: input, hidden, output. Tensors ``0.weight`` [out, in], ``0.bias`` and on."""
+    """A multilayer perceptron. ``widths``: input, hidden, output. Tensors ``0.weight`` [out, in], ``0.bias`` and on.
+
+    ``skip``: so many of the last inputs go past the hidden layers and join what these come to, behind it.
+    """
 
     activation: Literal["tanh", "relu"]
     widths: Annotated[list[Annotated[int, Field(ge=1, le=MAX_WIDTH)]], Field(min_length=2, max_length=MAX_LAYERS + 1)]
+    skip: Annotated[int, Field(ge=0, le=MAX_WIDTH)] = 0
+
+    @model_validator(mode="after")
+    def _has_hidden_layers(self) -> Self:
+        if self.skip and (len(self.widths) < 3 or self.skip >= self.widths[0]):
+            raise ValueError(f"{self.skip} inputs cannot go past layers {self.widths}")
+        return self
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of every layer's weight: outputs, inputs."""
+        inputs, last = list(self.widths[:-1]), len(self.widths) - 2
+        inputs[0] -= self.skip
+        inputs[last] += self.skip
+        return list(zip(self.widths[1:], inputs, strict=True))
 
 
 class Normaliser(_Strict):
@@ -187,7 +208,8 @@ class ProfileOf(_Strict):
 
 class Card(_Strict):
     """See the module. ``interval_s``: between two decisions; ``short_s`` and ``long_s``: the observation's windows.
-    Targets: the median over what it was trained on.
+    Targets: the median over what it was trained on. ``advisor``: the policy whose advice it sees and may overrule
+    (``predictor`` or a preset), None for one that decides alone.
     """
 
     kind: Literal["kv-autotune policy"] = "kv-autotune policy"
@@ -212,6 +234,7 @@ class Card(_Strict):
     profile: ProfileOf
     sha256: _Sha256
     versions: dict[str, _Text]
+    advisor: _Name | None = None
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
@@ -224,13 +247,15 @@ class Card(_Strict):
                 f"the network goes from {self.network.widths[0]} to {self.network.widths[-1]}, "
                 f"the spaces from {entries} to {self.spaces.actions}"
             )
+        if self.network.skip not in ({0} if self.advisor is None else {ADVICE_ENTRIES}):
+            raise ValueError(f"{self.network.skip} inputs go past the network, for the advisor {self.advisor}")
         return self
 
     def objection(self, profile_digest: str | None = None) -> str | None:
         """Why this program cannot run it, in one line. ``profile_digest``: of the loaded profile, None without one."""
         if self.environment != SIMULATED_ENGINE_ID:
             return f"it was trained in {self.environment!r:.80}; this version has {SIMULATED_ENGINE_ID}"
-        differs = self.spaces.objection()
+        differs = self.spaces.objection(advised=self.advisor is not None)
         if differs is not None:
             return differs
         if len(self.ranges) != len(FEATURES):
@@ -271,8 +296,8 @@ def read_policy(folder: Path, *, profile_digest: str | None = None) -> tuple[Car
 def check_tensors(tensors: Tensors, network: Network, where: str) -> None:
     """Raises PolicyFileError unless they are exactly the network's: names, shapes, float32, finite."""
     wanted: dict[str, tuple[int, ...]] = {}
-    for layer, (before, after) in enumerate(zip(network.widths[:-1], network.widths[1:], strict=True)):
-        wanted |= {f"{layer}.weight": (after, before), f"{layer}.bias": (after,)}
+    for layer, shape in enumerate(network.shapes()):
+        wanted |= {f"{layer}.weight": shape, f"{layer}.bias": shape[:1]}
     if set(tensors) != set(wanted):
         odd = sorted(set(tensors) ^ set(wanted))
         raise PolicyFileError(f"{where}: its tensors are not the card's: {', '.join(odd)[:200]}")

@@ -1,7 +1,9 @@
-"""An exported policy at work: numpy only. Where it does not know its way, or is late, rules decide.
+"""An exported policy at work: numpy only. Where it does not know its way, or is late, its fallback decides.
 
 The mask is that of training: a guard like the one behind which it was trained runs along inside, so that the network is
 never asked about a change that the guard would refuse. The real guard still has the last word.
+
+A policy with an advisor (:mod:`policies.advice_input`) sees what that one would do, and falls back on it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.clock import Clock
+from engine.text import one_line
 from envs.spaces import NOTHING, Observation, decode_action, legal_action
+from policies.advice_input import with_advice
+from policies.advisor import Advisors
 from policies.base import Change, Decision, Policy, PolicyState
 from policies.card import Card, PolicyFileError, Tensors, read_policy
 from policies.guard import Guard, GuardContext, GuardState, native_fits
@@ -80,7 +85,7 @@ class LearnedPolicy:
         why_away, scenario = self._range.objection(vector), OUT_OF_RANGE
         decision = None
         if why_away is None and self._is_due(now_ns, old):
-            decision = self._ask(vector, observation, old["guard"])
+            decision = self._ask(vector, observation, old["guard"], rules.change)
             new["decided_ns"] = now_ns
             took_ns = (self._clock.now_ns() if self._clock else 0) - began_ns
             if took_ns > self._limit_ns:
@@ -92,7 +97,7 @@ class LearnedPolicy:
         elif not _is_away(now_ns, old):
             new |= {"away_until_ns": None, "away": ""}
         if new["away"]:
-            decision = _by_rules(rules, new["away"])
+            decision = _by_fallback(self.fallback.name, rules, new["away"])
         elif decision is None:
             decision = Decision(None, STEADY, f"decides every {self.card.interval_s:g} s")
         # What rules have changed counts for the guard inside as well.
@@ -103,9 +108,12 @@ class LearnedPolicy:
         passed_ns = None if state["decided_ns"] is None else now_ns - state["decided_ns"]
         return passed_ns is None or not 0 <= passed_ns < self._interval_ns
 
-    def _ask(self, vector: NDArray[np.float32], observation: Observation, guard_state: GuardState) -> Decision:
+    def _ask(
+        self, vector: NDArray[np.float32], observation: Observation, guard_state: GuardState, advised: Change | None
+    ) -> Decision:
         mask = guarded_mask(self._guard, GuardContext(observation), guard_state)
-        values = self._network(self._range.as_trained(vector))
+        seen = self._range.as_trained(vector)
+        values = self._network(seen if self.card.advisor is None else with_advice(seen, advised, mask))
         if self.card.algorithm == "maskable-ppo":
             action = masked_argmax(values, mask)
         else:  # without masks in training, what is masked counts as nothing, then and now
@@ -125,20 +133,34 @@ class LearnedPolicy:
 
 
 def load_learned(
-    folder: Path, *, fallback: Policy, clock: Clock | None = None, profile_digest: str | None = None,
-    limit_s: float = DECISION_LIMIT_S,
+    folder: Path, *, fallback: Policy, advisor: Advisors | None = None, clock: Clock | None = None,
+    profile_digest: str | None = None, limit_s: float = DECISION_LIMIT_S,
 ) -> LearnedPolicy:  # fmt: skip
     """The exported policy in a folder. Raises PolicyFileError, one line, for one that does not fit this program or the
     loaded profile.
+
+    ``advisor``: makes the policy of a name, for one that has an advisor, which is its fallback then. None where there
+    is none to be had, and what it raises as ValueError, is a PolicyFileError.
     """
     card, tensors = read_policy(folder, profile_digest=profile_digest)
+    if card.advisor is not None:
+        fallback = _advisor(folder, card.advisor, advisor)
     return LearnedPolicy(card, tensors, fallback=fallback, clock=clock, limit_s=limit_s)
 
 
-def _by_rules(rules: Decision, why: str) -> Decision:
+def _advisor(folder: Path, name: str, make: Advisors | None) -> Policy:
+    if make is None:
+        raise PolicyFileError(f"{folder}: it overrules {name}, which is not to be had here")
+    try:
+        return make(name)
+    except ValueError as error:
+        raise PolicyFileError(f"{folder}: it overrules {name}: {one_line(error, 200)}") from error
+
+
+def _by_fallback(name: str, rules: Decision, why: str) -> Decision:
     kind = why.partition(":")[0]
     change: Change | None = rules.change
-    return Decision(change, STEADY if change is None else kind, f"{why}; rules decide: {rules.reason}")
+    return Decision(change, STEADY if change is None else kind, f"{why}; {name} decides: {rules.reason}")
 
 
 def _is_away(now_ns: int, state: PolicyState) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from engine.tunables import TunableValue, parse_change
 from envs.profile import Profile
 from envs.signals import Targets
+from policies.base import Policy
 from policies.play import Contender
 from policies.rules import RuleError, load_rules, presets
 from policies.threshold import ThresholdPolicy
@@ -84,24 +86,31 @@ def _static(text: str, rest: str, _: World) -> Contender:
 
 
 def _predictor(text: str, rest: str, world: World) -> Contender:
-    from policies.predictor_of import predictor_of  # noqa: PLC0415
-
     if rest:
         raise ValueError(f"{text!r}: write predictor, without anything behind it")
+    return Contender("predictor", _predictor_for(world))
+
+
+def _predictor_for(world: World) -> Policy:
+    from policies.predictor_of import predictor_of  # noqa: PLC0415
+
     if world.profile is None:
         raise ValueError("predictor: it calculates with the engine's profile; name one")
-    return Contender("predictor", predictor_of(world.profile, world.targets))
+    return predictor_of(world.profile, world.targets)
 
 
 def _learned(text: str, rest: str, world: World) -> Contender:
+    from policies.advisor import advisors  # noqa: PLC0415
     from policies.card import PolicyFileError  # noqa: PLC0415
     from policies.learned import load_learned  # noqa: PLC0415
 
     if not rest:
         raise ValueError(f"{text!r}: write learned:FOLDER, as autotune export made it")
     digest = None if world.profile is None else world.profile.digest
+    predictor = None if world.profile is None else partial(_predictor_for, world)
+    rules = ThresholdPolicy(load_rules("default"))
     try:
-        policy = load_learned(Path(rest), fallback=ThresholdPolicy(load_rules("default")), profile_digest=digest)
+        policy = load_learned(Path(rest), fallback=rules, advisor=advisors(predictor), profile_digest=digest)
     except PolicyFileError as error:
         raise ValueError(f"{text}: {error}") from error
     return Contender(text, policy)

@@ -20,6 +20,7 @@ class Mlp:
         self._std = np.sqrt(np.array(normaliser.var, dtype=np.float64) + normaliser.epsilon)
         self._clip = normaliser.clip
         self._tanh = network.activation == "tanh"
+        self._into = network.widths[0] - network.skip
         # Transposed once and laid out anew, so that one row times a matrix walks memory in order.
         self._layers = [
             (np.ascontiguousarray(tensors[f"{layer}.weight"].T), tensors[f"{layer}.bias"])
@@ -28,11 +29,13 @@ class Mlp:
 
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """``vectors``: float32 [entries] or [rows, entries], not normalised. Returns float32, [actions] last."""
-        hidden = np.clip((vectors - self._mean) / self._std, -self._clip, self._clip).astype(np.float32)
+        inputs = np.clip((vectors - self._mean) / self._std, -self._clip, self._clip).astype(np.float32)
+        hidden, past = inputs[..., : self._into], inputs[..., self._into :]
         for weight, bias in self._layers[:-1]:
             hidden = hidden @ weight + bias
             hidden = np.tanh(hidden) if self._tanh else np.maximum(hidden, 0)
         weight, bias = self._layers[-1]
+        hidden = np.concatenate([hidden, past], axis=-1)
         return np.asarray(hidden @ weight + bias, dtype=np.float32)
 
 

@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.features import FEATURES
+from envs.spaces import vector_names
 from policies.card import Range
 
 MARGIN: Final = 0.1  # of a feature's whole encoded range, beyond what training saw
 _NUMBER: Final = len(FEATURES)
+_END: Final = len(vector_names())  # of the observation itself; what is advised may stand behind it
+_UNKNOWN: Final = slice(_END - _NUMBER, _END)
 
 
 class TrainingRange:
@@ -32,12 +35,12 @@ class TrainingRange:
         """
         result = vector.copy()
         result[:_NUMBER][self._never_known] = 0.0
-        result[-_NUMBER:][self._never_known] = 1.0
+        result[_UNKNOWN][self._never_known] = 1.0
         return result
 
     def objection(self, vector: NDArray[np.float32]) -> str | None:
         """Which feature is furthest out and how far, in one line; None when all is as in training."""
-        features, unknown = vector[:_NUMBER], vector[-_NUMBER:] > 0.5
+        features, unknown = vector[:_NUMBER], vector[_UNKNOWN] > 0.5
         lost = np.flatnonzero(unknown & self._never_unknown)
         if lost.size:
             return f"{FEATURES[lost[0]].name} is unknown, which it never was in training"
@@ -63,7 +66,7 @@ class RangeRecorder:
 
     def add(self, vectors: NDArray[np.float32]) -> None:
         """``vectors``: float32 [rows, entries], not normalised."""
-        features, unknown = vectors[:, :_NUMBER].astype(np.float64), vectors[:, -_NUMBER:] > 0.5
+        features, unknown = vectors[:, :_NUMBER].astype(np.float64), vectors[:, _UNKNOWN] > 0.5
         self.low = np.minimum(self.low, np.where(unknown, np.inf, features).min(axis=0))
         self.high = np.maximum(self.high, np.where(unknown, -np.inf, features).max(axis=0))
         self.unknown |= unknown.any(axis=0)

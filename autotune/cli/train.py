@@ -64,6 +64,9 @@ def train(
     teacher: Annotated[
         str, typer.Option(help="Whom to begin from: a preset, a rules file, predictor, or none.")
     ] = "default",
+    advised: Annotated[
+        bool, typer.Option("--advised/--alone", help="Show it what the teacher would do, to overrule or follow.")
+    ] = False,
     lookahead: Annotated[
         bool | None,
         typer.Option("--lookahead/--no-lookahead", help="Try actions on copies of the engine first (not with dqn)."),
@@ -106,8 +109,8 @@ def train(
                 pool_bytes=_pool(kv_pool_bytes), knobs=None if knobs is None else _split(knobs), objective=objective,
                 ttft_target_s=ttft_target, tbt_target_s=tbt_target,
                 length_scale=length_scale, quality_budget=quality_budget, interval_s=interval,
-                steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, patience=patience,
-                lookahead=lookahead,
+                steps=ends[0], minutes=ends[1], envs=envs, group=group, seed=seed, teacher=teacher, advised=advised,
+                patience=patience, lookahead=lookahead,
             )  # fmt: skip
             _warn(recipe)
             if several or ray is not None:
@@ -118,7 +121,14 @@ def train(
 
 
 def _recipe(
-    *, algo: str, group: int | None, teacher: str, knobs: list[str] | None, lookahead: bool | None, **fields: Any
+    *,
+    algo: str,
+    group: int | None,
+    teacher: str,
+    advised: bool,
+    knobs: list[str] | None,
+    lookahead: bool | None,
+    **fields: Any,
 ) -> Recipe:
     """Checked, with rates that fit the profile, and the profile's digest."""
     from policies.train.recipe import Lookahead, Recipe, WarmStart, checked  # noqa: PLC0415
@@ -130,7 +140,7 @@ def _recipe(
         given["knobs"] = knobs
     given["group"] = (1 if algo == "dqn" else min(4, fields["envs"])) if group is None else group
     given["lookahead"] = Lookahead() if (algo != "dqn" if lookahead is None else lookahead) else None
-    given["warm_start"] = None if teacher == "none" else WarmStart(teacher=teacher)
+    given["warm_start"], given["advised"] = None if teacher == "none" else WarmStart(teacher=teacher), advised
     recipe = checked(Recipe.model_validate({"algo": algo, **given}))
     profile = profile_of(recipe)
     teacher_of(recipe, profile)

@@ -10,7 +10,9 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import VecEnv
 
 from envs.spaces import NOTHING
+from policies.advice_input import ADVICE_ENTRIES
 from policies.card import Network
+from policies.train.advised import AdvisedMaskablePolicy, AdvisedPolicy, follow_advice
 from policies.train.recipe import Recipe
 
 Algorithm = MaskablePPO | PPO | DQN
@@ -38,9 +40,16 @@ def build(recipe: Recipe, venv: VecEnv) -> Algorithm:
         "seed": recipe.seed,
         "device": "cpu",
     }
-    model = (MaskablePPO if recipe.algo == "maskable-ppo" else PPO)("MlpPolicy", venv, **common)
+    model: MaskablePPO | PPO
+    if recipe.algo == "maskable-ppo":
+        model = MaskablePPO(AdvisedMaskablePolicy if recipe.advised else "MlpPolicy", venv, **common)
+    else:
+        model = PPO(AdvisedPolicy if recipe.advised else "MlpPolicy", venv, **common)
+    outputs = cast("torch.nn.Linear", model.policy.action_net)
     with torch.no_grad():
-        cast("torch.nn.Linear", model.policy.action_net).bias[NOTHING] = NOTHING_FIRST
+        outputs.bias[NOTHING] = NOTHING_FIRST
+    if recipe.advised:
+        follow_advice(outputs)
     return model
 
 
@@ -69,4 +78,5 @@ def _dqn(recipe: Recipe, venv: VecEnv) -> DQN:
 def network_of(recipe: Recipe, entries: int, actions: int) -> Network:
     """What :func:`policies.train.archive.actor_tensors` has the weights of."""
     activation = "relu" if recipe.algo == "dqn" else "tanh"
-    return Network.model_validate({"activation": activation, "widths": [entries, *recipe.hidden, actions]})
+    widths, skip = [entries, *recipe.hidden, actions], ADVICE_ENTRIES if recipe.advised else 0
+    return Network.model_validate({"activation": activation, "widths": widths, "skip": skip})

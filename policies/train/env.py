@@ -23,12 +23,15 @@ from envs.spaces import (
     legal_action,
     observation_space,
 )
+from policies.advice_input import advised_names, with_advice
+from policies.base import PolicyState
 from policies.evaluation.calibration import TBT_FACTOR, TTFT_FACTOR
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guarded import guarded_mask
 from policies.guards import guard_for
 from policies.train.lookahead import Student, Studied, study
 from policies.train.recipe import Lookahead, Recipe
+from policies.train.teacher import teacher_for
 from policies.train.traffic import Episode, Traffic
 
 # So that a discounted sum of a hundred intervals stays near 1 to 10 for the critic.
@@ -43,7 +46,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """The simulated engine for training and for held-out scores.
 
     ## Action and observation space
-    Those of :class:`envs.simulated.SimulatedEngine`. An action goes through the guard that the daemon has; one that the
+    Those of :class:`envs.simulated.SimulatedEngine`, with what the teacher would do behind the observation where the
+    recipe says ``advised``. An action goes through the guard that the daemon has; one that the
     mask forbids, or that the guard refuses, counts as nothing; a format is gone to as far as the quality budget bears,
     and with the budget overdrawn the guard hands a knob back whatever the action. :meth:`action_masks` knows the guard:
     it has exactly what would be let through, but for the quality budget, of which the exported policy's mask does not
@@ -74,8 +78,13 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self, recipe: Recipe, profile: Profile, traffic: Traffic, stream: int, first: int = 0, *, index: int = 0
     ) -> None:
         """``stream``: of a group's common traffic; ``index``: the environment's own, for what it plays apart."""
-        self.observation_space = observation_space()
-        self.action_space = action_space()
+        self._advisor = None
+        self._advisor_state: PolicyState | None = None
+        self.observation_space, self.action_space = observation_space(), action_space()
+        if recipe.advised and recipe.warm_start is not None:
+            self._advisor = teacher_for(recipe.warm_start.teacher, profile, recipe.pool_bytes)
+            entries = len(advised_names())
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, shape=(entries,), dtype=np.float32)
         self._recipe, self._profile, self._traffic = recipe, profile, traffic
         self._stream, self._next, self._stride, self._is_held_out = stream, first, 1, False
         self._home, self._index = stream, index
@@ -139,9 +148,8 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
         self._steps = 0
         self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
-        self._charge = info["charge"]
-        self._look(info["observation"])
-        return vector, {}
+        self._charge, self._advisor_state = info["charge"], None
+        return self._look(info["observation"], vector), {}
 
     def step(self, action: np.int64 | int) -> _Step:
         engine, observation = self._running()
@@ -152,7 +160,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         allowed = NOTHING if verdict.change is None else encode_action(verdict.change)
         vector, _, _, _, info = engine.step(allowed)
         self._charge = info["charge"]
-        self._look(info["observation"])
+        vector = self._look(info["observation"], vector)
         self._steps += 1
         reward = self._reward(info)
         is_over = self._steps >= self._recipe.episode_steps
@@ -230,9 +238,16 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             raise gymnasium.error.ResetNeeded("call reset() first")
         return self._episode
 
-    def _look(self, observation: Observation) -> None:
+    def _look(self, observation: Observation, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Take it in. Returns what the network gets."""
         self.observation = observation
         self._mask = guarded_mask(self._mask_guard, GuardContext(observation), self._mask_state)
+        if self._advisor is None:
+            return vector
+        advisor = self._advisor.policy(self._planned().targets)
+        state = advisor.initial_state() if self._advisor_state is None else self._advisor_state
+        decision, self._advisor_state = advisor.decide(observation, state)
+        return with_advice(vector, decision.change, self._mask)
 
     def _reward(self, info: dict[str, Any]) -> float:
         true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]

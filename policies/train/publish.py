@@ -35,7 +35,7 @@ def publish(run: Path, folder: Path, profile: Profile, *, created: str) -> Card:
     recipe = read_recipe(run)
     states = read_states(run / BEST / checkpoint.MODEL)
     normaliser, seen, progress = checkpoint.statistics_of(run / BEST)
-    tensors, spaces = actor_tensors(recipe.algo, states[POLICY]), Spaces.current()
+    tensors, spaces = actor_tensors(recipe.algo, states[POLICY]), Spaces.current(advised=recipe.advised)
     card = Card(
         name=re.sub(r"[^A-Za-z0-9._+ -]", "-", f"{recipe.algo}-{run.resolve().name}")[:80],
         created=created,
@@ -56,6 +56,7 @@ def publish(run: Path, folder: Path, profile: Profile, *, created: str) -> Card:
         scores=_scores(run / SCORES),
         profile=ProfileOf(digest=profile.digest, description=profile.describe(), estimated=profile.is_estimated),
         sha256="0" * 64,  # the export fills it in
+        advisor=recipe.warm_start.teacher if recipe.advised and recipe.warm_start is not None else None,
         versions={"python": sys.version.split()[0], **{part: version(part) for part in _PARTS}},
     )
     return export_policy(folder, card, tensors)

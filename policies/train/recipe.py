@@ -154,6 +154,8 @@ class Recipe(_Strict):
     ``quality_budget``: mean relative loss of a generated token that is allowed; ``price`` is what using the budget
     up costs at first, in shares of what all requests inside their targets earn, and moves by at most
     ``price_step`` per rollout until the loss of training is the budget.
+    ``advised``: the network sees what the teacher would do and learns when to do something else; the exported policy
+    takes the teacher along.
     ``group``: so many environments play the same traffic at the same time, and the reward of each is what it got beyond
     the mean of the others; 1 switches that off.
     """
@@ -187,6 +189,7 @@ class Recipe(_Strict):
     randomise: bool = True
     hidden: Annotated[list[_Width], Field(max_length=4)] = [64, 64]
     warm_start: WarmStart | None = WarmStart()
+    advised: bool = False
     lookahead: Lookahead | None = None
     ppo: Ppo = Ppo()
     dqn: Dqn = Dqn()
@@ -229,6 +232,8 @@ def checked(recipe: Recipe) -> Recipe:
         )
     if recipe.algo == "dqn" and recipe.lookahead is not None:
         raise ValueError("looking ahead teaches a network whose outputs are preferences: take ppo or maskable-ppo")
+    if recipe.advised and (recipe.warm_start is None or recipe.algo == "dqn" or not recipe.hidden):
+        raise ValueError("an advised network needs a teacher, hidden layers, and ppo or maskable-ppo")
     if any(s.trace is not None and (s.prompt_scale, s.output_scale) != (1.0, 1.0) for s in recipe.sources):
         raise ValueError("the lengths of a trace are what they are: only workloads are stretched")
     if not recipe.short_s <= recipe.long_s:

@@ -14,6 +14,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from envs.profile import Profile
+from policies.advice_input import advised_names
+from policies.train.advised import AdviceAsItIs
 from policies.train.env import TrainingEnv
 from policies.train.recipe import Recipe
 from policies.train.traffic import Traffic
@@ -46,7 +48,10 @@ def stack(make_env: MakeEnv, recipe: Recipe) -> VecNormalize:
         venv = DummyVecEnv(makers)  # type: ignore[arg-type]
     if recipe.group > 1:
         venv = GroupBaseline(venv, recipe.group)
-    return VecNormalize(venv, norm_obs=True, norm_reward=False, clip_obs=CLIP, epsilon=EPSILON)
+    normalised = VecNormalize(venv, norm_obs=True, norm_reward=False, clip_obs=CLIP, epsilon=EPSILON)
+    if recipe.advised:
+        normalised.obs_rms = AdviceAsItIs(len(advised_names()), EPSILON)  # type: ignore[assignment]
+    return normalised
 
 
 class GroupBaseline(VecEnvWrapper):

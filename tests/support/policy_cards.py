@@ -31,9 +31,9 @@ HIDDEN = (32, 24)
 
 def tensors_of(network: Network, seed: int = 0, scale: float = 0.5) -> Tensors:
     rng, result = np.random.default_rng(seed), {}
-    for layer, (before, after) in enumerate(zip(network.widths[:-1], network.widths[1:], strict=True)):
-        result[f"{layer}.weight"] = (scale * rng.standard_normal((after, before))).astype(np.float32)
-        result[f"{layer}.bias"] = rng.standard_normal(after).astype(np.float32)
+    for layer, shape in enumerate(network.shapes()):
+        result[f"{layer}.weight"] = (scale * rng.standard_normal(shape)).astype(np.float32)
+        result[f"{layer}.bias"] = rng.standard_normal(shape[0]).astype(np.float32)
     return result
 
 
