@@ -143,8 +143,11 @@ class _Run(BaseCallback):
                 f"the best of those tried {best:.2f} %",
             )
             self._judge_and_save(row)
+        if progress.waited:  # later rounds made it worse: on from where it was best
+            checkpoint.load(self.folder / BEST, self.algorithm, self.normalised, RangeRecorder())
         progress.waited, progress.stopped, progress.looked = 0, "", True
-        sharpen(learner, plan.sharpen)
+        if progress.best_round:  # what imitation alone came to is sharp enough
+            sharpen(learner, plan.sharpen)
 
     def learn(self) -> None:
         vectors = self._back_to(self.progress.episode)
@@ -235,7 +238,7 @@ class _Run(BaseCallback):
         is_best = progress.best is None or now > progress.best
         progress.waited = 0 if is_best else progress.waited + 1
         if is_best:
-            progress.best, progress.best_steps = now, progress.steps
+            progress.best, progress.best_steps, progress.best_round = now, progress.steps, progress.rounds
         if progress.waited >= self.recipe.patience and not progress.stopped:
             progress.stopped = f"no better held-out score in {progress.waited} judgements"
         self._write(row)  # before the checkpoint, which counts it: one that is cut off comes again

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
+import torch
 from toy_runs import last, recipe, rows, run, weights
 from toy_training import DOWN, UP, Ticks, Toy, right, toys
 
@@ -18,11 +19,12 @@ from envs.simulated import DEFAULT_PROFILE, SimulatedEngine
 from envs.spaces import NOTHING, encode_action
 from policies.base import Change
 from policies.card import PolicyFileError
+from policies.train.archive import POLICY, read_states
 from policies.train.env import TrainingEnv
 from policies.train.lessons import LESSONS, read_lessons
 from policies.train.lookahead import NONE, Studied, study
-from policies.train.recipe import Lookahead, Recipe, Source, read_recipe
-from policies.train.session import train
+from policies.train.recipe import Lookahead, Recipe, Source, WarmStart, read_recipe
+from policies.train.session import BEST, _Run, train
 from policies.train.traffic import Traffic
 from policies.train.worth import Trials
 
@@ -170,6 +172,32 @@ def test_outputs_are_sharpened_once_however_often_a_run_is_resumed(tmp_path: Pat
     before = weights(tmp_path / "run", last(tmp_path / "run"))
     run(made, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run", last(tmp_path / "run")) == before
+
+
+def test_rounds_that_made_it_worse_are_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reinforcement goes on from the best, and what imitation came to is not sharpened."""
+    begun, sharpened = [], []
+
+    def spoil(model: Any, *_: Any) -> dict[str, float]:
+        with torch.no_grad():
+            model.policy.action_net.bias.copy_(10.0 * torch.arange(len(model.policy.action_net.bias)))
+        return {"rows": 1.0, "best": 0.0, "got": 0.0, "explained": 0.0}
+
+    monkeypatch.setattr("policies.train.rounds.fit", spoil)
+    monkeypatch.setattr("policies.train.session.sharpen", lambda *_: sharpened.append(True))
+    whole = _Run.learn
+    monkeypatch.setattr(_Run, "learn", lambda self: (begun.append(_arrays(self.algorithm)), whole(self))[1])
+    run(recipe(steps=16, lookahead=PLAN, warm_start=WarmStart(rounds=3, epochs=60)), tmp_path / "run")
+    held_out = [row["held_out"]["score"] for row in rows(tmp_path / "run") if "held_out" in row and "policy" not in row]
+    assert held_out[0] > max(held_out[1:4])
+    best = read_states(tmp_path / "run" / BEST / "model.zip")[POLICY]
+    for name, value in begun[0].items():
+        np.testing.assert_array_equal(value, best[name].numpy())
+    assert not sharpened
+
+
+def _arrays(model: Any) -> dict[str, Any]:
+    return {name: value.numpy().copy() for name, value in model.policy.state_dict().items()}
 
 
 def test_damaged_lessons_are_refused_in_one_line(tmp_path: Path) -> None:
