@@ -101,9 +101,12 @@ def choose(here: Situation, targets: Targets, config: PredictorConfig) -> Wish:
         fine = free & near
         most = float((fine * most_rps).max())
         enough = fine & (most_rps >= min(peak_rps, most / (1 + 3 * config.gain)))
-        if enough[0] or not enough.any():
+        # What is there meets the targets: whoever moves for peaks to come must serve more of them, and stay as far away
+        # from the targets, or far enough.
+        more = enough & (most_rps >= (1 + config.gain) * most_rps[0]) & (strain <= max(strain[0], 1 - config.spare))
+        if enough[0] or not more.any():
             return Wish(STEADY, 0)
-        return Wish("ahead", _cheapest(enough, here))
+        return Wish("ahead", _cheapest(more, here))
     # Beyond goodput, what can be served counts: it works off the backlog.
     needed = load.rate_rps + load.waiting / _DRAIN_S
     score = effects.goodput_share + _BACKLOG * np.minimum(1.0, most_rps / max(needed, 1e-6))
