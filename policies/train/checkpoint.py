@@ -38,8 +38,8 @@ _BUFFER_ARRAYS: Final = ("observations", "next_observations", "actions", "reward
 @dataclass
 class Progress:
     """Where a run is. ``rows`` of metrics are written; ``rounds`` of looking ahead and ``tried`` actions in them,
-    ``looked`` when they are over; ``best_round``: after how many of them the best model was; ``episode``: the next one of every stream; ``waited``: judgements without a better
-    score; ``price``: of quality.
+    ``looked`` when they are over; ``best_round``: after how many of them the best model was; ``episode``: the next one
+    of every stream; ``waited``: judgements without a better score; ``price``: of quality.
     """
 
     rows: int = 0
