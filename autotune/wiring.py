@@ -64,19 +64,20 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None, *, or_
         return WatchOnly()
     by_rules = ThresholdPolicy(rules)
     if section.use == "auto":
-        return _auto(section, by_rules, clock)
+        return _auto(config, by_rules, clock)
     if section.use == "learned" and section.learned is not None:
         return _learned(section, by_rules, clock, or_rules=or_rules)
     if section.use == "rules" or section.profile is None:
         return by_rules
     try:
-        return predictor_of(
-            read_profile(section.profile),
-            _targets(config),
-            PredictorConfig(quality_budget=_allowed_loss(section)),
-        )
+        return _predictor(config, read_profile(section.profile))
     except (ProfileError, ValueError) as error:
         raise ConfigError([f"policy.profile: {error}"]) from error
+
+
+def _predictor(config: Config, profile: Profile) -> Policy:
+    """Raises ValueError for a pool that is too small for the model."""
+    return predictor_of(profile, _targets(config), PredictorConfig(quality_budget=_allowed_loss(config.policy)))
 
 
 def _learned(section: PolicySection, fallback: Policy, clock: Clock | None, *, or_rules: bool) -> Policy:
@@ -94,11 +95,18 @@ def _learned(section: PolicySection, fallback: Policy, clock: Clock | None, *, o
         raise ConfigError([problem]) from error
 
 
-def _auto(section: PolicySection, rules: Policy, clock: Clock | None) -> Policy:
+def _auto(config: Config, rules: Policy, clock: Clock | None) -> Policy:
     from policies.auto import BUNDLED, choose  # noqa: PLC0415
 
-    budget = _allowed_loss(section)
-    return choose(BUNDLED, rules, profile_digest=_digest(section), quality_budget=budget, clock=clock)
+    profile = _profile(config)
+    return choose(
+        BUNDLED,
+        rules,
+        profile_digest=None if profile is None else profile.digest,
+        quality_budget=_allowed_loss(config.policy),
+        clock=clock,
+        predictor=lambda: _predictor(config, cast("Profile", profile)),  # not called without a profile
+    )
 
 
 def _allowed_loss(section: PolicySection) -> float:

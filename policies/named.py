@@ -10,6 +10,7 @@ from typing import Final
 from engine.tunables import TunableValue, parse_change
 from envs.profile import Profile
 from envs.signals import Targets
+from policies.base import Policy
 from policies.play import Contender
 from policies.rules import RuleError, load_rules, presets
 from policies.threshold import ThresholdPolicy
@@ -31,9 +32,9 @@ def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
     ``none``; ``static:KNOB=VALUE,...``; ``predictor``; ``learned:FOLDER`` (without a limit on time, so that simulations
-    can be repeated); ``auto``, the same for what is bundled and fits the profile; the name of a preset; a rules file.
-    ``unbudgeted:NAME`` is another one that the guard holds to no
-    quality budget; a preset of somebody else's rules is run so anyway, to be compared as it is.
+    can be repeated); ``auto``, the best of these for the profile by what was measured on it; the name of a preset; a
+    rules file. ``unbudgeted:NAME`` is another one that the guard holds to no quality budget; a preset of somebody
+    else's rules is run so anyway, to be compared as it is.
     """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
@@ -84,13 +85,18 @@ def _static(text: str, rest: str, _: World) -> Contender:
 
 
 def _predictor(text: str, rest: str, world: World) -> Contender:
-    from policies.predictor_of import predictor_of  # noqa: PLC0415
-
     if rest:
         raise ValueError(f"{text!r}: write predictor, without anything behind it")
+    return Contender("predictor", _predictor_for(world))
+
+
+def _predictor_for(world: World) -> Policy:
+    """Raises ValueError without a profile, and for a pool that is too small for the model."""
+    from policies.predictor_of import predictor_of  # noqa: PLC0415
+
     if world.profile is None:
         raise ValueError("predictor: it calculates with the engine's profile; name one")
-    return Contender("predictor", predictor_of(world.profile, world.targets))
+    return predictor_of(world.profile, world.targets)
 
 
 def _learned(text: str, rest: str, world: World) -> Contender:
@@ -114,7 +120,14 @@ def _auto(text: str, rest: str, world: World) -> Contender:
         raise ValueError(f"{text!r}: write auto, without anything behind it")
     rules = ThresholdPolicy(load_rules("default"))
     digest = None if world.profile is None else world.profile.digest
-    return Contender("auto", choose(BUNDLED, rules, profile_digest=digest, quality_budget=world.quality_budget))
+    chosen = choose(
+        BUNDLED,
+        rules,
+        profile_digest=digest,
+        quality_budget=world.quality_budget,
+        predictor=lambda: _predictor_for(world),
+    )
+    return Contender("auto", chosen)
 
 
 NEED_NOTHING: Final = ("predictor",)
