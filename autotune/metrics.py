@@ -147,7 +147,9 @@ def _daemon(snapshot: Snapshot, tunables: Mapping[str, Tunable]) -> Iterator[Met
 
 
 def _policy(snapshot: Snapshot) -> Iterator[Metric]:
-    """Who decides. Names are those of the one policy in force and of what is bundled: few."""
+    """Who decides. Names are those of the one policy in force and of what ``auto`` looked at: few, and bounded by
+    :mod:`policies.auto`.
+    """
     policy = GaugeMetricFamily("autotune_policy", "1 for the policy that decides.", labels=["policy"])
     policy.add_metric([snapshot.policy], 1)
     yield policy
@@ -155,12 +157,9 @@ def _policy(snapshot: Snapshot) -> Iterator[Metric]:
     yield gauge("autotune_policy_refused", refused, snapshot.is_policy_refused)
     bundled = GaugeMetricFamily(
         "autotune_bundled_policy",
-        "1 for what policy: {use: auto} made of each bundled policy: taken, or the kind of reason why not.",
+        "1 for what policy: {use: auto} made of rules, predictor and each bundled policy: taken, or why not.",
         labels=["policy", "outcome"],
     )
-    choice = snapshot.choice
-    if choice is not None and choice.bundled is not None:
-        bundled.add_metric([choice.bundled, "taken"], 1)
-    for other in () if choice is None else choice.refused:
-        bundled.add_metric([other.name, other.reason], 1)
+    for outcome in () if snapshot.choice is None else snapshot.choice.outcomes():
+        bundled.add_metric(outcome, 1)
     yield bundled

@@ -36,7 +36,7 @@ class PolicySection(Section):
     use: Literal["rules", "predictor", "learned", "auto"] = Field(
         default="rules",
         description="Threshold rules; the predictor, which needs a profile of the engine; a learned policy, which "
-        "falls back to the rules; or auto: the best bundled policy that fits the profile, else the rules.",
+        "falls back to the rules; or auto: of these the best by what was measured on the profile, else the rules.",
     )
     rules: str = Field(default="default", min_length=1, description="A preset's name, or the path of a rules file.")
     profile: Path | None = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from envs.profile import Profile, ProfileError, read_profile
 from envs.reward import Objective, RewardWeights
 from envs.signals import Targets
 from envs.spaces import Observation
+from policies.advisor import advisors
 from policies.base import Policy
 from policies.guard import Guard, GuardConfig, RateLimit, native_fits
 from policies.guards import guard_for
@@ -64,29 +66,34 @@ def policy_of(config: Config, rules: RuleSet, clock: Clock | None = None, *, or_
         return WatchOnly()
     by_rules = ThresholdPolicy(rules)
     if section.use == "auto":
-        return _auto(section, by_rules, clock)
+        return _auto(config, by_rules, clock)
     if section.use == "learned" and section.learned is not None:
-        return _learned(section, by_rules, clock, or_rules=or_rules)
+        return _learned(config, by_rules, clock, or_rules=or_rules)
     if section.use == "rules" or section.profile is None:
         return by_rules
     try:
-        return predictor_of(
-            read_profile(section.profile),
-            _targets(config),
-            PredictorConfig(quality_budget=_allowed_loss(section)),
-        )
+        return _predictor(config, read_profile(section.profile))
     except (ProfileError, ValueError) as error:
         raise ConfigError([f"policy.profile: {error}"]) from error
 
 
-def _learned(section: PolicySection, fallback: Policy, clock: Clock | None, *, or_rules: bool) -> Policy:
+def _predictor(config: Config, profile: Profile) -> Policy:
+    """Raises ValueError for a pool that is too small for the model."""
+    return predictor_of(profile, _targets(config), PredictorConfig(quality_budget=_allowed_loss(config.policy)))
+
+
+def _learned(config: Config, fallback: Policy, clock: Clock | None, *, or_rules: bool) -> Policy:
     # numpy's reader of weights is not needed by anybody else.
     from policies.card import PolicyFileError  # noqa: PLC0415
     from policies.learned import load_learned  # noqa: PLC0415
 
-    digest = _digest(section)
+    profile = _profile(config)
+    advisor = advisors(None if profile is None else partial(_predictor, config, profile))
+    digest = None if profile is None else profile.digest
     try:
-        return load_learned(cast("Path", section.learned), fallback=fallback, clock=clock, profile_digest=digest)
+        return load_learned(
+            cast("Path", config.policy.learned), fallback=fallback, advisor=advisor, clock=clock, profile_digest=digest
+        )
     except PolicyFileError as error:
         problem = f"policy.learned: {error}"
         if or_rules:
@@ -94,24 +101,23 @@ def _learned(section: PolicySection, fallback: Policy, clock: Clock | None, *, o
         raise ConfigError([problem]) from error
 
 
-def _auto(section: PolicySection, rules: Policy, clock: Clock | None) -> Policy:
+def _auto(config: Config, rules: Policy, clock: Clock | None) -> Policy:
     from policies.auto import BUNDLED, choose  # noqa: PLC0415
 
-    budget = _allowed_loss(section)
-    return choose(BUNDLED, rules, profile_digest=_digest(section), quality_budget=budget, clock=clock)
+    profile = _profile(config)
+    return choose(
+        BUNDLED,
+        rules,
+        profile_digest=None if profile is None else profile.digest,
+        quality_budget=_allowed_loss(config.policy),
+        clock=clock,
+        predictor=lambda: _predictor(config, cast("Profile", profile)),  # not called without a profile
+    )
 
 
 def _allowed_loss(section: PolicySection) -> float:
     """The budget for who has to have one: without any, all may be lost."""
     return 1.0 if section.quality_budget is None else section.quality_budget
-
-
-def _digest(section: PolicySection) -> str | None:
-    """Of the loaded profile."""
-    try:
-        return None if section.profile is None else read_profile(section.profile).digest
-    except ProfileError as error:
-        raise ConfigError([f"policy.profile: {error}"]) from error
 
 
 def settings_of(config: Config) -> Settings:

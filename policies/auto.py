@@ -1,9 +1,14 @@
-"""``auto``: the best policy that comes with the program and fits what is loaded, else the rules; and why.
+"""``auto``: the best policy that comes with the program for what is loaded, by what was measured; and why.
 
-A bundled policy is a folder with a card and weights (:mod:`policies.card`), found by its card, and read without running
-code of it. It fits if this program can run it, if it was trained on the loaded profile, and if by its own card's
-held-out scores it keeps the quality budget and earns more than the rules did on the same episodes. Of those that fit,
-the one with the largest such gain is taken.
+First counts a *verdict* of an evaluation on the loaded profile (:mod:`policies.profile_verdict`), which compares rules,
+predictor and learned policies on held-out workloads: of those that it judged inside the quality budget the best that
+can be used here is taken (:mod:`policies.by_verdict`).
+
+Without one, a bundled learned policy may be taken by its own card, else the rules are. Such a policy is a folder with a
+card and weights (:mod:`policies.card`), found by its card, and read without running code of it. It fits if this program
+can run it, if it was trained on the loaded profile, and if by its own card's held-out scores it keeps the quality
+budget and earns more than the rules did on the same episodes. Of those that fit, the one with the largest such gain is
+taken.
 """
 
 from __future__ import annotations
@@ -13,9 +18,19 @@ from typing import Final
 
 from engine.clock import Clock
 from policies.base import Policy
+from policies.by_verdict import Maker, Shelf, by_verdict
 from policies.card import CARD_FILE, Card, PolicyFileError, read_card
 from policies.choice import AutoPolicy, Choice, Refused
-from policies.learned import load_learned
+from policies.profile_verdict import (
+    LEARNED,
+    PREDICTOR,
+    RULES,
+    VERDICTS,
+    ProfileVerdict,
+    objection,
+    read_verdict,
+    verdict_files,
+)
 
 BUNDLED: Final = Path(__file__).parent / "bundled"
 MOST_BUNDLED: Final = 32  # more are not looked at: their names label a metric
@@ -23,19 +38,64 @@ _OWN: Final = "learned"  # under this name a card has its policy's own scores
 
 
 def choose(
-    folder: Path, rules: Policy, *, profile_digest: str | None, quality_budget: float, clock: Clock | None = None
+    folder: Path,
+    rules: Policy,
+    *,
+    profile_digest: str | None,
+    quality_budget: float,
+    clock: Clock | None = None,
+    predictor: Maker | None = None,
 ) -> AutoPolicy:
     """Never raises for what is in ``folder``: what cannot be used is refused, and the rules are always there.
 
-    ``rules``: taken when nothing fits, and the fallback of what is taken. ``profile_digest``: of the loaded profile,
-    None without one; then nothing fits. ``quality_budget``: relative loss per token. ``clock``: as in
-    :class:`policies.learned.LearnedPolicy`.
+    Arguments as in :class:`policies.by_verdict.Shelf`; without a profile nothing fits but the rules.
     """
+    shelf = Shelf(_folders(folder), rules, predictor, profile_digest, quality_budget, clock)
+    verdict, refused = _verdict(folder / VERDICTS, profile_digest)
+    if verdict is not None:
+        return by_verdict(verdict, shelf, refused)
+    if predictor is not None:
+        refused.append(_without_verdict(profile_digest))
+    return _by_card(shelf, refused)
+
+
+def _verdict(folder: Path, profile_digest: str | None) -> tuple[ProfileVerdict | None, list[Refused]]:
+    """The one on the loaded profile, and what is to be said of files that cannot be used."""
     refused: list[Refused] = []
+    found: list[tuple[Path, ProfileVerdict]] = []
+    for file in verdict_files(folder):
+        try:
+            verdict = read_verdict(file)
+        except PolicyFileError as error:
+            refused.append(Refused(file.name, "unreadable", str(error)))
+            continue
+        if verdict.profile.digest != profile_digest:
+            continue  # most are on other profiles: nothing is wrong with that
+        differs = objection(verdict)
+        if differs is None:
+            found.append((file, verdict))
+        else:
+            refused.append(Refused(file.name, "mismatch", differs))
+    if len(found) == 1:
+        return found[0][1], refused
+    names = ", ".join(file.name for file, _ in found)
+    refused += [
+        Refused(file.name, "ambiguous", f"there is more than one verdict on this profile: {names}") for file, _ in found
+    ]
+    return None, refused
+
+
+def _without_verdict(profile_digest: str | None) -> Refused:
+    if profile_digest is None:
+        return Refused(PREDICTOR, "no-profile", "no profile is loaded, and it calculates with one")
+    return Refused(PREDICTOR, "unjudged", f"there is no usable verdict on this profile ({profile_digest[:12]})")
+
+
+def _by_card(shelf: Shelf, told: list[Refused]) -> AutoPolicy:
+    refused = list(told)
     fitting: list[tuple[float, Path]] = []
-    found = _folders(folder)
-    for place in found:
-        judged = _judge(place, profile_digest, quality_budget)
+    for place in shelf.folders:
+        judged = _judge(place, shelf.profile_digest, shelf.quality_budget)
         if isinstance(judged, Refused):
             refused.append(judged)
         else:
@@ -43,7 +103,7 @@ def choose(
     fitting.sort(key=lambda one: -one[0])  # the first by name, where two gain the same
     for rank, (gain, place) in enumerate(fitting):
         try:
-            policy = load_learned(place, fallback=rules, clock=clock, profile_digest=profile_digest)
+            policy = shelf.learned(place)
         except PolicyFileError as error:
             refused.append(Refused(place.name, "unreadable", str(error)))
             continue
@@ -51,17 +111,18 @@ def choose(
             why = f"it gained {less:.3g} on the rules, {place.name} {gain:.3g}"
             refused.append(Refused(other.name, "second", why))
         why = f"trained for this profile, {gain:.3g} more reward than the rules on held-out episodes"
-        return AutoPolicy(policy, Choice(policy.name, place.name, why, tuple(refused)))
-    why = f"none of {len(found)} bundled policies fits" if found else "no policy is bundled"
-    return AutoPolicy(rules, Choice(rules.name, None, why, tuple(refused)))
+        return AutoPolicy(policy, Choice(policy.name, place.name, why, tuple(refused), LEARNED))
+    number = len(shelf.folders)
+    why = f"none of {number} bundled policies fits" if number else "no policy is bundled"
+    return AutoPolicy(shelf.rules, Choice(shelf.rules.name, None, why, tuple(refused), RULES))
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: Path) -> tuple[Path, ...]:
     """Those with a card, by name; none where there is no such folder."""
     try:
-        return sorted(card.parent for card in folder.glob(f"*/{CARD_FILE}"))[:MOST_BUNDLED]
+        return tuple(sorted(card.parent for card in folder.glob(f"*/{CARD_FILE}"))[:MOST_BUNDLED])
     except OSError:
-        return []
+        return ()
 
 
 def _judge(place: Path, profile_digest: str | None, quality_budget: float) -> Refused | float:

@@ -32,34 +32,36 @@ MAX_LAYERS: Final = 8
 MAX_WIDTH: Final = 4096
 Tensors = dict[str, NDArray[np.float32]]
 
-_Share = Annotated[float, Field(ge=0, le=1)]
-_Positive = Annotated[float, Field(gt=0, le=1e6)]
-_Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]*$")]
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_Text = Annotated[str, Field(max_length=500)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=500)]
 
 
 class PolicyFileError(ValueError):
-    """An exported policy that cannot be used here; one line."""
+    """A policy's file, or one about policies, that cannot be used here; one line."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Nothing but what is declared, of exactly the declared types, and no number that is none."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
-class Knob(_Strict):
+class Knob(Strict):
     """A tunable and its values, both in the order that actions count them."""
 
-    name: _Text
+    name: Text
     values: list[int | str]
 
 
-class Spaces(_Strict):
+class Spaces(Strict):
     """``observation``: the name of every entry of the vector, with what an advisor would do behind it for a policy that
     has one. Action 0 is nothing, then come every knob's values.
     """
 
-    observation: list[_Text]
+    observation: list[Text]
     actions: int
     tunables: list[Knob]
 
@@ -89,7 +91,7 @@ class Spaces(_Strict):
         return None
 
 
-class Network(_Strict):
+class Network(Strict):
     """A multilayer perceptron. ``widths``: input, hidden, output. Tensors ``0.weight`` [out, in], ``0.bias`` and on.
 
     ``skip``: so many of the last inputs go past the hidden layers and join what these come to, behind it.
@@ -113,31 +115,31 @@ class Network(_Strict):
         return list(zip(self.widths[1:], inputs, strict=True))
 
 
-class Normaliser(_Strict):
+class Normaliser(Strict):
     """An entry becomes clip((x - mean) / sqrt(var + epsilon), -clip, clip), computed in float64."""
 
     mean: list[float]
     var: list[Annotated[float, Field(ge=0)]]
-    epsilon: _Positive
-    clip: _Positive
+    epsilon: Positive
+    clip: Positive
 
 
-class Range(_Strict):
+class Range(Strict):
     """Of one feature in training, encoded to 0..1; None if it was never known. ``unknown``: whether it ever was."""
 
-    low: _Share | None
-    high: _Share | None
+    low: Share | None
+    high: Share | None
     unknown: bool
 
 
-class GuardLimits(_Strict):
+class GuardLimits(Strict):
     """The guard that it was trained behind; seconds, by cost class. ``knobs``: those that it may move."""
 
     window_s: Annotated[float, Field(ge=0, le=86400)]
     dwell_s: dict[CostClass, Annotated[float, Field(ge=0, le=86400)]]
-    rates: dict[CostClass, tuple[Annotated[int, Field(ge=0)], _Positive]]
+    rates: dict[CostClass, tuple[Annotated[int, Field(ge=0)], Positive]]
     retry_s: Annotated[float, Field(ge=0, le=86400)]
-    knobs: list[_Text]
+    knobs: list[Text]
 
     @classmethod
     def of(cls, config: GuardConfig) -> Self:
@@ -164,15 +166,15 @@ class GuardLimits(_Strict):
         )
 
 
-class Traffic(_Strict):
+class Traffic(Strict):
     """What it was trained on: a workload of the catalogue, or a trace with the digest of its requests."""
 
-    name: _Text
-    rate_scale: _Positive
-    sha256: _Sha256 | None = None
+    name: Text
+    rate_scale: Positive
+    sha256: Sha256 | None = None
 
 
-class Training(_Strict):
+class Training(Strict):
     """``seed``: of the run; ``episode_seeds``: what is never drawn for held-out scores. ``steps``: of the exported
     weights. ``teacher``: the rules that it began from, None for none.
     """
@@ -181,16 +183,16 @@ class Training(_Strict):
     seed: int
     steps: Annotated[int, Field(ge=0)]
     episodes: Annotated[int, Field(ge=0)]
-    episode_s: _Positive
+    episode_s: Positive
     envs: Annotated[int, Field(ge=1)]
-    teacher: _Text | None
+    teacher: Text | None
     randomisation: dict[str, tuple[float, float]]
 
 
-class Score(_Strict):
+class Score(Strict):
     """Of one policy over the same held-out episodes: mean and 95 % bootstrap interval over episodes."""
 
-    policy: _Text
+    policy: Text
     figure: Literal["reward", "goodput_rps", "loss_per_token"]
     mean: float
     low: float
@@ -198,15 +200,15 @@ class Score(_Strict):
     episodes: Annotated[int, Field(ge=1)]
 
 
-class ProfileOf(_Strict):
+class ProfileOf(Strict):
     """The profile that it was trained on."""
 
-    digest: _Sha256
-    description: _Text
+    digest: Sha256
+    description: Text
     estimated: bool
 
 
-class Card(_Strict):
+class Card(Strict):
     """See the module. ``interval_s``: between two decisions; ``short_s`` and ``long_s``: the observation's windows.
     Targets: the median over what it was trained on. ``advisor``: the policy whose advice it sees and may overrule
     (``predictor`` or a preset), None for one that decides alone.
@@ -214,17 +216,17 @@ class Card(_Strict):
 
     kind: Literal["kv-autotune policy"] = "kv-autotune policy"
     version: Literal[1] = 1
-    name: _Name
-    created: _Text
+    name: Name
+    created: Text
     algorithm: Literal["ppo", "maskable-ppo", "dqn"]
-    environment: _Text
+    environment: Text
     spaces: Spaces
-    interval_s: _Positive
-    short_s: _Positive
-    long_s: _Positive
+    interval_s: Positive
+    short_s: Positive
+    long_s: Positive
     objective: Literal["interactive", "batch"]
-    ttft_target_s: _Positive
-    tbt_target_s: _Positive
+    ttft_target_s: Positive
+    tbt_target_s: Positive
     guard: GuardLimits
     network: Network
     normaliser: Normaliser
@@ -232,9 +234,9 @@ class Card(_Strict):
     training: Training
     scores: list[Score]
     profile: ProfileOf
-    sha256: _Sha256
-    versions: dict[str, _Text]
-    advisor: _Name | None = None
+    sha256: Sha256
+    versions: dict[str, Text]
+    advisor: Name | None = None
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
@@ -282,13 +284,13 @@ def read_policy(folder: Path, *, profile_digest: str | None = None) -> tuple[Car
     why_not = card.objection(profile_digest)
     if why_not is not None:
         raise PolicyFileError(f"{folder}: {why_not}")
-    data = _bytes(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
+    data = file_bytes(folder / WEIGHTS_FILE, MAX_WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:
         raise PolicyFileError(f"{folder / WEIGHTS_FILE}: its sha256 is not the card's; the weights are other ones")
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PolicyFileError(f"{folder / WEIGHTS_FILE}: not safetensors: {_line(error)}") from error
+        raise PolicyFileError(f"{folder / WEIGHTS_FILE}: not safetensors: {short_line(error)}") from error
     check_tensors(tensors, card.network, f"{folder / WEIGHTS_FILE}")
     return card, tensors
 
@@ -312,7 +314,7 @@ def check_tensors(tensors: Tensors, network: Network, where: str) -> None:
 
 
 def _card(path: Path) -> Card:
-    data = _bytes(path, MAX_CARD_BYTES)
+    data = file_bytes(path, MAX_CARD_BYTES)
     try:
         return Card.model_validate_json(data)
     except ValidationError as error:
@@ -323,25 +325,28 @@ def _card(path: Path) -> Card:
             if place.startswith("normaliser") and "missing" in first["type"]
             else ""
         )
-        raise PolicyFileError(f"{path}: no usable card: {missing}{place or 'file'}: {_line(first['msg'])}") from error
+        raise PolicyFileError(
+            f"{path}: no usable card: {missing}{place or 'file'}: {short_line(first['msg'])}"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise PolicyFileError(f"{path}: no usable card: {_line(error)}") from error
+        raise PolicyFileError(f"{path}: no usable card: {short_line(error)}") from error
 
 
-def _bytes(path: Path, limit: int) -> bytes:
-    """Read once, so that what is checked is what is used."""
+def file_bytes(path: Path, limit: int) -> bytes:
+    """Read once, so that what is checked is what is used. Raises PolicyFileError, for more than ``limit``, too."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else _line(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else short_line(error)
         raise PolicyFileError(f"{path}: {reason}") from error
     if len(data) > limit:
-        raise PolicyFileError(f"{path}: larger than the {limit} bytes that a policy may have")
+        raise PolicyFileError(f"{path}: larger than the {limit} bytes that it may have")
     return data
 
 
-def _line(what: object) -> str:
+def short_line(what: object) -> str:
+    """What another library says, as part of a line."""
     return " ".join(str(what).split())[:200]
 
 

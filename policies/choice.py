@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from policies.base import Policy
 from policies.delegating import Delegating
 
-Reason = Literal["unreadable", "mismatch", "profile", "no-profile", "unscored", "over-budget", "no-gain", "second"]
-REASONS: Final[tuple[Reason, ...]] = (
+Reason = Literal[
     "unreadable", "mismatch", "profile", "no-profile", "unscored", "over-budget", "no-gain", "second",
-)  # fmt: skip
+    "ambiguous", "unjudged", "missing", "unbuildable",
+]  # fmt: skip
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+TAKEN: Final = "taken"
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A bundled policy that was not taken: its folder's name, the kind of reason, and the reason in one line."""
+    """What was not taken: ``rules``, ``predictor``, the folder of a bundled policy (its name, where there is none), or
+    the file of a verdict that cannot be used; the kind of reason; and the reason in one line.
+    """
 
     name: str
     reason: Reason
@@ -26,12 +30,20 @@ class Refused:
 
 @dataclass(frozen=True)
 class Choice:
-    """``taken``: the policy's name; ``bundled``: of its folder, None for the rules; ``why``, in one line."""
+    """``taken``: the policy's name; ``bundled``: of its folder, None for what is not bundled; ``why``, in one line.
+    ``kind``: ``rules``, ``predictor`` or ``learned``.
+    """
 
     taken: str
     bundled: str | None
     why: str
     refused: tuple[Refused, ...]
+    kind: str
+
+    def outcomes(self) -> list[tuple[str, str]]:
+        """For a metric: who, and what became of it; each pair once."""
+        pairs = [(self.bundled or self.kind, TAKEN), *((one.name, one.reason) for one in self.refused)]
+        return list(dict.fromkeys(pairs))
 
     def lines(self) -> Iterator[str]:
         """For logs and terminals."""
@@ -44,6 +56,7 @@ class Choice:
         return {
             "taken": self.taken,
             "bundled": self.bundled,
+            "kind": self.kind,
             "why": self.why,
             "refused": [vars(one) for one in self.refused],
         }

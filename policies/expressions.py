@@ -14,7 +14,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine.tunables import TUNABLES, TunableValue
@@ -54,7 +54,7 @@ class Condition:
 
     text: str
     names: tuple[str, ...]
-    evaluate: Evaluator
+    evaluate: Evaluator = field(compare=False)  # the text says it all
 
     def holds(self, observation: Observation) -> bool:
         """True only when the condition is known to be true."""

@@ -33,9 +33,9 @@ def contender(text: str, world: World | None = None) -> Contender:
     """A policy by its name. Raises ValueError, one line.
 
     ``none``; ``static:KNOB=VALUE,...``; ``predictor``; ``learned:FOLDER`` (without a limit on time, so that simulations
-    can be repeated); ``auto``, the same for what is bundled and fits the profile; the name of a preset; a rules file.
-    ``unbudgeted:NAME`` is another one that the guard holds to no
-    quality budget; a preset of somebody else's rules is run so anyway, to be compared as it is.
+    can be repeated); ``auto``, the best of these for the profile by what was measured on it; the name of a preset; a
+    rules file. ``unbudgeted:NAME`` is another one that the guard holds to no quality budget; a preset of somebody
+    else's rules is run so anyway, to be compared as it is.
     """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
@@ -92,6 +92,7 @@ def _predictor(text: str, rest: str, world: World) -> Contender:
 
 
 def _predictor_for(world: World) -> Policy:
+    """Raises ValueError without a profile, and for a pool that is too small for the model."""
     from policies.predictor_of import predictor_of  # noqa: PLC0415
 
     if world.profile is None:
@@ -123,7 +124,14 @@ def _auto(text: str, rest: str, world: World) -> Contender:
         raise ValueError(f"{text!r}: write auto, without anything behind it")
     rules = ThresholdPolicy(load_rules("default"))
     digest = None if world.profile is None else world.profile.digest
-    return Contender("auto", choose(BUNDLED, rules, profile_digest=digest, quality_budget=world.quality_budget))
+    chosen = choose(
+        BUNDLED,
+        rules,
+        profile_digest=digest,
+        quality_budget=world.quality_budget,
+        predictor=lambda: _predictor_for(world),
+    )
+    return Contender("auto", chosen)
 
 
 NEED_NOTHING: Final = ("predictor",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from autotune.simulation.progress import StageBars
     from envs.profile import Profile
     from policies.evaluation.cells import Setup
-    from policies.evaluation.experiment import Plan
+    from policies.evaluation.experiment import Plan, Results
     from policies.executors import Executor
 
 _WIDE = 200
 _LEVELS = 20
-_REPORT, _RESULT = "report.html", "evaluation.json"
+_REPORT, _RESULT, _VERDICT = "report.html", "evaluation.json", "verdict.json"
 
 
 def register(app: typer.Typer) -> None:
@@ -86,8 +87,8 @@ def evaluate(
     """Play policies and static settings through the same simulated traffic, and say which is better by how much.
 
     Targets are set beforehand: 5 times the first token and 2.5 times the gap of requests that have native storage to
-    themselves. DIR gets evaluation.json, report.html and every finished cell; the same command goes on where it
-    stopped.
+    themselves. DIR gets evaluation.json, report.html, verdict.json (what auto goes by) and every finished cell; the
+    same command goes on where it stopped.
     """
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
@@ -133,6 +134,7 @@ def evaluate(
         _show(console if json_line else Console(highlight=False), result)
         (out / _RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         write_html(result, out / _REPORT)
+        _write_verdict(out / _VERDICT, setup, plan, results, result)
     except (EngineError, RayUnavailableError) as error:
         raise CliError(str(error)) from error
     except ValueError as error:
@@ -142,6 +144,28 @@ def evaluate(
     console.print(f"report: {out / _REPORT}", markup=False, soft_wrap=True)
     if json_line:
         typer.echo(json.dumps(result["headline"]))
+
+
+def _write_verdict(place: Path, setup: Setup, plan: Plan, results: Results, result: dict[str, Any]) -> None:
+    """The verdict of who may decide; one of an earlier run goes, where nobody who could be judged was played."""
+    from policies.evaluation.judged import judged  # noqa: PLC0415
+    from policies.profile_verdict import verdict_text  # noqa: PLC0415
+
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    verdict = judged(setup, plan, results, result["overall"]["interactive"], created=now, program=_version())
+    if verdict is None:
+        place.unlink(missing_ok=True)
+    else:
+        place.write_text(verdict_text(verdict), encoding="utf-8")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # slow
+
+    try:
+        return version("kv-autotune")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _plan(

@@ -224,7 +224,8 @@ def verdict(results: Results, policies: Sequence[str]) -> str:
 
 
 def _is_rules(name: str) -> bool:
-    return name not in {NATIVE, "predictor"} and not name.startswith(("static:", "learned:"))
+    # What auto takes may be anything.
+    return name not in {NATIVE, "predictor", "auto"} and not name.startswith(("static:", "learned:"))
 
 
 def _best_of(table: Table, names: Sequence[str]) -> str | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from policy_cards import card, tensors_of
+from policy_cards import advised_card, card, tensors_of
 
 from autotune.config import Config, ConfigError, load_config, parse_config
 from autotune.reload import plan_reload
 from autotune.wiring import check_rules, guard_of, policy_of
 from engine.clock import ManualClock
+from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE
+from policies.card import ProfileOf
 from policies.export import export_policy
 from policies.learned import LearnedPolicy
 from policies.predictor import PredictorPolicy
@@ -176,6 +178,23 @@ def test_a_learned_policy_is_read_and_refused_in_one_line(tmp_path: Path) -> Non
     other = parse_config(f"policy: {{use: learned, learned: {folder}, profile: {DEFAULT_PROFILE}}}")
     with pytest.raises(ConfigError, match=r"policy\.learned: .*profile"):
         policy_of(other, check_rules(other))
+
+
+def test_a_learned_policy_that_overrules_the_predictor_needs_the_profile(tmp_path: Path) -> None:
+    made = advised_card(
+        advisor="predictor",
+        profile=ProfileOf(digest=read_profile(DEFAULT_PROFILE).digest, description="L4", estimated=True),
+    )
+    export_policy(tmp_path / "policy", made, tensors_of(made.network))
+    text = f"policy: {{use: learned, learned: {tmp_path / 'policy'}"
+    with_profile = parse_config(f"{text}, profile: {DEFAULT_PROFILE}}}\ntargets: {{ttft_s: 3}}")
+    policy = policy_of(with_profile, check_rules(with_profile), ManualClock())
+    assert isinstance(policy, LearnedPolicy)
+    assert isinstance(policy.fallback, PredictorPolicy)
+    assert policy.fallback.model.targets.ttft_s == 3
+    without = parse_config(text + "}")
+    with pytest.raises(ConfigError, match=r"policy\.learned: .*predictor: .*profile"):
+        policy_of(without, check_rules(without))
 
 
 def test_a_problem_is_one_line_whatever_the_file_quotes() -> None:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from policy_cards import card, tensors_of
 from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.cli._shared import CliError
 from autotune.cli.evaluate import _names
 from autotune.simulation.bars import Bar, bar_chart
+from envs.profile import read_profile
+from envs.simulated import DEFAULT_PROFILE
+from policies import auto
+from policies.card import ProfileOf, read_card
+from policies.choice import choice_of
+from policies.export import export_policy
+from policies.named import World, contender
+from policies.profile_verdict import read_verdict
+from policies.usual_budget import USUAL_BUDGET
 
 KEYS = {
     "goodput_ratio_pressure", "goodput_ratio_idle", "regret_pct_upper_steady", "shift_headroom_pct", "shift_gain_pct",
@@ -107,3 +118,45 @@ def test_bars_go_both_ways_and_survive_what_is_unknown() -> None:
     ET.fromstring(text)
     assert text.count("<rect") == 2
     assert text.count("not known") == 2
+
+
+def test_an_evaluation_writes_the_verdict_that_auto_goes_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled, out = tmp_path / "bundled", tmp_path / "results"
+    monkeypatch.setattr(auto, "BUNDLED", bundled)
+    profile = read_profile(DEFAULT_PROFILE)
+    of = ProfileOf(digest=profile.digest, description="this one", estimated=True)
+    made = card(name="taught", profile=of)
+    export_policy(bundled / "one", made, tensors_of(made.network))
+    common = (
+        "evaluate", "--workloads", "reasoning-bursty@1.5", "--seeds", 1, "--duration", 20, "--kv-pool-bytes", "2G",
+        "--statics", "none", "--cost-seeds", 0, "-j", 1, "--no-ablation", "-o", out,
+    )  # fmt: skip
+    result = run(*common, "--policies", f"default,auto,literature,learned:{bundled / 'one'}")
+    assert result.exit_code == 0, result.output
+    written = read_verdict(out / "verdict.json")
+    assert [one.identity for one in written.candidates] == [
+        ("rules", "default", ""), ("learned", "taught", read_card(bundled / "one").sha256),
+    ]  # fmt: skip
+    shown = {
+        row["contender"]: row for row in json.loads((out / "evaluation.json").read_text())["overall"]["interactive"]
+    }
+    assert written.candidates[0].iqm.model_dump() == shown["default"]["iqm"]
+    assert (written.seeds, written.duration_s, written.pool_bytes) == (1, 20.0, 2 << 30)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", written.created)
+    assert str(tmp_path) not in (out / "verdict.json").read_text()
+
+    choice = choice_of(contender("auto", World(profile)).policy)
+    assert choice is not None
+    assert (choice.kind, {one.reason for one in choice.refused}) == ("rules", {"unscored", "unjudged"})
+    (bundled / "verdicts").mkdir()
+    (bundled / "verdicts" / "here.json").write_bytes((out / "verdict.json").read_bytes())
+    choice = choice_of(contender("auto", World(profile)).policy)
+    assert choice is not None
+    best = next(one for one in written.ranked() if one.worst_loss <= USUAL_BUDGET)
+    assert choice.kind == best.kind
+    assert f"{best.iqm} of requests inside their targets" in choice.why
+
+    # One of an earlier run does not outlive another that judged nobody.
+    result = run(*common, "--policies", "auto")
+    assert result.exit_code == 0, result.output
+    assert not (out / "verdict.json").exists()

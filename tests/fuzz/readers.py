@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+import verdict_files
 from policy_cards import card, tensors_of
 from reader import JSON, LINES, YAML, Reader, file_with, safetensors_head, verb
 
@@ -33,11 +34,14 @@ from envs.metrics_fit import read_page
 from envs.profile import ProfileError, read_profile
 from envs.workload.loaders import load_trace, stream_trace
 from envs.workload.trace import TraceError
+from policies.auto import choose
 from policies.card import CARD_FILE, WEIGHTS_FILE, PolicyFileError, read_policy
 from policies.evaluation.cells import Score, Segment, Setup
 from policies.evaluation.store import Store, StoreError
 from policies.export import export_policy
+from policies.profile_verdict import read_verdict
 from policies.rules import RuleError, load_rules, preset_text, presets
+from policies.threshold import ThresholdPolicy
 
 ROOT: Final = Path(__file__).parents[2]
 WHOLE: Final[dict[str, Any]] = json.loads(Config().model_dump_json()) | {
@@ -96,6 +100,15 @@ def _weights(path: Path) -> None:
     document = json.loads(place.read_text()) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     place.write_text(json.dumps(document))
     read_policy(path.parent)
+
+
+def _verdict(path: Path) -> None:
+    """Whoever chooses by one never raises, and says what it made of it in lines."""
+    rules = ThresholdPolicy(load_rules("default"))
+    for budget in (0.005, 1.0):
+        chosen = choose(path.parents[1], rules, profile_digest=verdict_files.DIGEST, quality_budget=budget)
+        assert not any("\n" in line for line in chosen.choice.lines())
+    read_verdict(path)
 
 
 def _profile(path: Path) -> None:
@@ -223,6 +236,8 @@ READERS: Final = (
         for name in presets()
     ),
     Reader("card", lambda to: _policy(to) / CARD_FILE, lambda at: read_policy(at.parent, profile_digest="0" * 64),
+           (PolicyFileError,), JSON),
+    Reader("verdict on a profile", lambda to: verdict_files.put(to, verdict_files.verdict()), _verdict,
            (PolicyFileError,), JSON),
     Reader("weights of a policy", lambda to: _policy(to) / WEIGHTS_FILE, _weights, (PolicyFileError,),
            head=safetensors_head),

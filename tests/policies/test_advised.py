@@ -12,7 +12,7 @@ pytest.importorskip("sb3_contrib", reason="the extra 'train' is not installed")
 pytest.importorskip("torch", reason="the extra 'train' is not installed")
 
 import torch
-from policy_cards import card, tensors_of
+from policy_cards import advised_card, tensors_of
 from pydantic import ValidationError
 
 from envs.profile import read_profile
@@ -21,7 +21,7 @@ from envs.spaces import NOTHING, encode_action, legal_action, vector_names
 from policies.advice_input import ADVICE_ENTRIES, advised_names, with_advice
 from policies.advisor import advisors
 from policies.base import Change
-from policies.card import Card, GuardLimits, Network, Normaliser, PolicyFileError, Spaces, read_policy
+from policies.card import GuardLimits, Network, Normaliser, PolicyFileError, read_policy
 from policies.export import export_policy
 from policies.learned import LearnedPolicy, load_learned
 from policies.named import World, contender
@@ -46,18 +46,6 @@ def recipe(algo: str = "maskable-ppo", **changes: Any) -> Recipe:
         "advised": True, "warm_start": WarmStart(teacher="predictor"),
     }  # fmt: skip
     return Recipe(**{**fields, **changes})
-
-
-def advised_card(**changes: Any) -> Card:
-    spaces = Spaces.current(advised=True)
-    entries = len(spaces.observation)
-    fields: dict[str, Any] = {
-        "advisor": "default",
-        "spaces": spaces,
-        "network": Network(activation="tanh", widths=[entries, 8, spaces.actions], skip=ADVICE_ENTRIES),
-        "normaliser": Normaliser(mean=[0.0] * entries, var=[1.0 - EPSILON] * entries, epsilon=EPSILON, clip=10.0),
-    }
-    return card(**{**fields, **changes})
 
 
 def model_of(made: Recipe) -> tuple[Algorithm, Any]:

@@ -11,6 +11,7 @@ from engine.tunables import TUNABLES
 from envs import SIMULATED_ENGINE_ID
 from envs.features import FEATURES
 from envs.spaces import Observation
+from policies.advice_input import ADVICE_ENTRIES
 from policies.card import (
     Card,
     GuardLimits,
@@ -73,6 +74,19 @@ def card(**changes: Any) -> Card:
         "versions": {"numpy": np.__version__},
     }
     return Card(**{**fields, **changes})
+
+
+def advised_card(**changes: Any) -> Card:
+    """As :func:`card`, for a policy that sees what the default rules would do."""
+    spaces = Spaces.current(advised=True)
+    entries = len(spaces.observation)
+    fields: dict[str, Any] = {
+        "advisor": "default",
+        "spaces": spaces,
+        "network": Network(activation="tanh", widths=[entries, 8, spaces.actions], skip=ADVICE_ENTRIES),
+        "normaliser": Normaliser(mean=[0.0] * entries, var=[0.999] * entries, epsilon=1e-3, clip=10.0),
+    }
+    return card(**{**fields, **changes})
 
 
 def observation(seed: int, *, stamp_s: float = 100.0, held: frozenset[str] = frozenset(), **values: Any) -> Observation:
