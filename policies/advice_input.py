@@ -29,3 +29,9 @@ def with_advice(vector: NDArray[np.float32], advised: Change | None, mask: NDArr
     if action != NOTHING:
         advice[action - 1] = 1.0
     return np.concatenate([vector, advice])
+
+
+def advised_actions(vectors: NDArray[np.float32]) -> NDArray[np.int64]:
+    """What is advised in each of ``vectors`` [rows, entries]: int64 [rows]."""
+    advice = vectors[:, -ADVICE_ENTRIES:]
+    return np.where(advice.any(axis=1), NOTHING + 1 + advice.argmax(axis=1), NOTHING).astype(np.int64)

@@ -139,7 +139,8 @@ def _recipe(
     if knobs is not None:
         given["knobs"] = knobs
     given["group"] = (1 if algo == "dqn" else min(4, fields["envs"])) if group is None else group
-    given["lookahead"] = Lookahead() if (algo != "dqn" if lookahead is None else lookahead) else None
+    ahead = Lookahead(then="advice" if advised else "nothing")
+    given["lookahead"] = ahead if (algo != "dqn" if lookahead is None else lookahead) else None
     given["warm_start"], given["advised"] = None if teacher == "none" else WarmStart(teacher=teacher), advised
     recipe = checked(Recipe.model_validate({"algo": algo, **given}))
     profile = profile_of(recipe)

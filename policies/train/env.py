@@ -38,6 +38,10 @@ from policies.train.traffic import Episode, Traffic
 REWARD_SCALE: Final = 0.1
 # An interval is worth this at most, either way: what a storm of refusals costs more than that teaches nothing more.
 MOST: Final = 5.0
+# What a step moves on, besides the engine.
+_MOVES: Final = (
+    "_guard_state", "_mask_state", "_advisor_state", "_advised", "_charge", "_mask", "_steps", "_sums", "observation",
+)  # fmt: skip
 APART_FROM: Final = 1 << 20  # streams, far from those of training
 _Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
 
@@ -80,6 +84,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """``stream``: of a group's common traffic; ``index``: the environment's own, for what it plays apart."""
         self._advisor = None
         self._advisor_state: PolicyState | None = None
+        self._advised = NOTHING
         self.observation_space, self.action_space = observation_space(), action_space()
         if recipe.advised and recipe.warm_start is not None:
             self._advisor = teacher_for(recipe.warm_start.teacher, profile, recipe.pool_bytes)
@@ -173,6 +178,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """1 for nothing and for what the guard would let through now: int8 [actions]."""
         return self._mask
 
+    def advice(self) -> int:
+        """The action that the teacher advises now, as far as the mask allows it; nothing without advice."""
+        return self._advised
+
     def look(self) -> tuple[Observation | None, NDArray[np.int8], Targets | None]:
         """The observation as policies take it, the mask, and the targets of the episode."""
         return self.observation, self._mask, None if self._episode is None else self._episode.targets
@@ -189,10 +198,13 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return min(plan.longest * interval_s, max(plan.least * interval_s, plan.requests * one_s))
 
     def worths(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:
-        """What each action would be worth now if nothing else were done for :meth:`horizon_s`, in shares of what the
-        mean rate brings in that time: the service's reward, less the price of quality and of the change. float64
-        [actions].
+        """What each action would be worth now over :meth:`horizon_s`, in shares of what the mean rate brings in that
+        time: the service's reward, less the price of quality and of changes. float64 [actions].
+
+        After the action nothing else is done, or what the teacher advises: ``plan.then``.
         """
+        if plan.then == "advice":
+            return self._followed(actions, plan)
         engine, _ = self._running()
         episode, weights, horizon_s = self._planned(), self._weights, self.horizon_s(plan)
         found = []
@@ -207,6 +219,27 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             quality = self._price * figures.quality_charge / episode.mean_tps / self._recipe.quality_budget
             cost = 0.0 if change is None else weights.switching[TUNABLES[change.knob].cost_class]
             found.append((service - quality - cost * self._recipe.interval_s / episode.mean_rps) / horizon_s)
+        return np.array(found)
+
+    def _followed(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:
+        """The mean reward of the intervals in which an action and then the teacher's advice is followed."""
+        engine, _ = self._running()
+        here, place = engine.snapshot(), {name: getattr(self, name) for name in _MOVES}
+        place["_sums"] = dict(self._sums)
+        interval_s, found = self._recipe.interval_s, []
+        for action in actions:
+            try:
+                total, number = float(self.step(action)[1]), 1
+                while number * interval_s < self.horizon_s(plan):
+                    total, number = total + float(self.step(self._advised)[1]), number + 1
+                total /= REWARD_SCALE
+                if self._weights.objective is Objective.INTERACTIVE:  # who still waits then will hardly be in time
+                    waiting = engine.simulator.stats().gauges.waiting
+                    total -= self._weights.violation * waiting / self._planned().mean_rps / interval_s
+                found.append(total / number)
+            finally:
+                engine.restore(here)
+                vars(self).update({**place, "_sums": dict(place["_sums"])})
         return np.array(found)
 
     def outcome(self) -> dict[str, Any]:
@@ -247,6 +280,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         advisor = self._advisor.policy(self._planned().targets)
         state = advisor.initial_state() if self._advisor_state is None else self._advisor_state
         decision, self._advisor_state = advisor.decide(observation, state)
+        self._advised = legal_action(encode_action(decision.change), self._mask)
         return with_advice(vector, decision.change, self._mask)
 
     def _reward(self, info: dict[str, Any]) -> float:

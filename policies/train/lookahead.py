@@ -6,7 +6,8 @@ random numbers; learning their costs instead of an expert's choices is AggreVaTe
 future that the copies see is only the one that comes; a network that learns the mean over many futures does not see it.
 
 Each action is left alone for the horizon. With a continuation by the network itself nothing would ever be worth much,
-since what is not done now can be done two seconds later.
+since what is not done now can be done two seconds later. A network that is advised improves on its teacher instead: by
+what an action is worth if the teacher goes on from there (rollouts of a base policy, Bertsekas 2013).
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Studyable(Protocol):
 
     def action_masks(self) -> NDArray[np.int8]: ...
 
+    def advice(self) -> int: ...
+
     def worths(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]: ...
 
 
@@ -72,14 +75,14 @@ def study(env: Studyable, number: int, student: Student, plan: Lookahead, rng: n
     env.play_apart(number)
     vector, _ = env.reset()
     seen, vectors, actions, worths = [], [], [], []
-    room = 2 + plan.tries
+    room = 3 + plan.tries
     tick, ended, outcome = int(rng.integers(plan.every)), False, dict[str, Any]()
     while not ended:
         mask = env.action_masks()
         chosen = student.act(vector, mask)
         seen.append(vector)
         tick += 1
-        if tick % plan.every == 0 and (tried := _tried(mask, chosen, plan.tries, rng)):
+        if tick % plan.every == 0 and (tried := _tried(mask, {chosen, env.advice()}, plan.tries, rng)):
             found = env.worths([NOTHING, *tried], plan)
             vectors.append(vector)
             actions.append(_padded([NOTHING, *tried], room, NONE))
@@ -96,12 +99,12 @@ def study(env: Studyable, number: int, student: Student, plan: Lookahead, rng: n
     )
 
 
-def _tried(mask: NDArray[np.int8], chosen: int, tries: int, rng: np.random.Generator) -> list[int]:
-    """The chosen action, if it is one, and others that the mask allows, drawn without preference."""
-    others = np.flatnonzero(mask)
-    others = others[(others != NOTHING) & (others != chosen)]
+def _tried(mask: NDArray[np.int8], wanted: set[int], tries: int, rng: np.random.Generator) -> list[int]:
+    """The wanted actions, as far as they are any, and others that the mask allows, drawn without preference."""
+    first = sorted(wanted - {NOTHING})
+    others = np.setdiff1d(np.flatnonzero(mask), [NOTHING, *first])
     drawn = rng.choice(others, size=min(tries, len(others)), replace=False) if len(others) else others
-    return [*([] if chosen == NOTHING else [chosen]), *(int(action) for action in drawn)]
+    return [*first, *(int(action) for action in drawn)]
 
 
 def _padded(values: Sequence[float] | NDArray[Any], room: int, fill: float) -> NDArray[Any]:

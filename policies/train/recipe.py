@@ -125,8 +125,9 @@ class Lookahead(_Strict):
     as long as ``requests`` mean requests take alone one after another, though not for less than ``least`` decisions nor
     more than ``longest``, against doing nothing. With ``minutes`` there are as many rounds as fit into ``share`` of
     them. The network then learns what each action was worth beyond nothing, in ``unit`` shares of the horizon's usual
-    load, at most ``most`` units, and less ``margin`` units: what is worth no more is better left. ``sharpen``
-    multiplies its outputs in the end, so that reinforcement begins with few chance actions.
+    load, at most ``most`` units, and less ``margin`` units: what is worth no more is better left. ``then``: what is
+    done after the tried action, nothing or what the teacher advises; advice costs no margin, and to leave it does.
+    ``sharpen`` multiplies its outputs in the end, so that reinforcement begins with few chance actions.
     """
 
     rounds: _Count = 4
@@ -142,6 +143,7 @@ class Lookahead(_Strict):
     unit: _Positive = 0.05
     margin: Annotated[float, Field(ge=0)] = 0.2
     most: _Positive = 4.0
+    then: Literal["nothing", "advice"] = "nothing"
     sharpen: _Positive = 20.0
 
 
@@ -234,6 +236,8 @@ def checked(recipe: Recipe) -> Recipe:
         raise ValueError("looking ahead teaches a network whose outputs are preferences: take ppo or maskable-ppo")
     if recipe.advised and (recipe.warm_start is None or recipe.algo == "dqn" or not recipe.hidden):
         raise ValueError("an advised network needs a teacher, hidden layers, and ppo or maskable-ppo")
+    if recipe.lookahead is not None and recipe.lookahead.then == "advice" and not recipe.advised:
+        raise ValueError("lookahead: only an advised network has advice to follow after what is tried")
     if any(s.trace is not None and (s.prompt_scale, s.output_scale) != (1.0, 1.0) for s in recipe.sources):
         raise ValueError("the lengths of a trace are what they are: only workloads are stretched")
     if not recipe.short_s <= recipe.long_s:

@@ -13,6 +13,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
+from policies.advice_input import advised_actions
 from policies.card import Normaliser
 from policies.network import Mlp
 from policies.train.algorithms import network_of
@@ -48,8 +49,12 @@ class Trials:
 
     def advantages(self, plan: Lookahead) -> NDArray[np.float32]:
         """In the plan's units, over doing nothing, float32 [rows, tried - 1]."""
-        beyond = (self.worths[:, 1:] - self.worths[:, :1]) / plan.unit - plan.margin
-        return np.clip(beyond, -plan.most, plan.most).astype(np.float32)
+        usual = np.zeros(len(self.actions), dtype=np.int64)
+        if plan.then == "advice":
+            usual = advised_actions(self.vectors)
+        worths = self.worths / plan.unit - plan.margin * (self.actions != usual[:, None])
+        beyond: NDArray[np.float32] = np.clip(worths[:, 1:] - worths[:, :1], -plan.most, plan.most).astype(np.float32)
+        return beyond
 
 
 def student_of(model: Learner, normalised: VecNormalize, recipe: Recipe) -> Student:

@@ -16,9 +16,10 @@ from policy_cards import advised_card, tensors_of
 from pydantic import ValidationError
 
 from envs.profile import read_profile
+from envs.reward import RewardWeights
 from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import NOTHING, encode_action, legal_action, vector_names
-from policies.advice_input import ADVICE_ENTRIES, advised_names, with_advice
+from policies.advice_input import ADVICE_ENTRIES, advised_actions, advised_names, with_advice
 from policies.advisor import advisors
 from policies.base import Change
 from policies.card import GuardLimits, Network, Normaliser, PolicyFileError, read_policy
@@ -30,10 +31,11 @@ from policies.predictor_of import predictor_of
 from policies.train.advised import AdviceAsItIs
 from policies.train.algorithms import Algorithm, build, network_of
 from policies.train.archive import actor_tensors
-from policies.train.env import TrainingEnv
-from policies.train.recipe import Recipe, Source, WarmStart, checked
+from policies.train.env import REWARD_SCALE, TrainingEnv
+from policies.train.recipe import Lookahead, Recipe, Source, WarmStart, checked
 from policies.train.traffic import Traffic
 from policies.train.vector import CLIP, EPSILON, stack, training_envs
+from policies.train.worth import Trials
 
 PROFILE = read_profile(DEFAULT_PROFILE)
 ALGOS = ("maskable-ppo", "ppo")
@@ -189,3 +191,68 @@ def test_an_advised_network_needs_whom_it_can_learn_from() -> None:
     for changes in ({"warm_start": None}, {"algo": "dqn"}, {"hidden": []}):
         with pytest.raises(ValueError, match="an advised network needs"):
             checked(recipe(**changes))
+
+
+def _pressed(made: Recipe) -> TrainingEnv:
+    env = TrainingEnv(made, PROFILE, Traffic(made), 0)
+    env.play_apart(0)
+    env.reset()
+    return env
+
+
+def test_what_follows_a_tried_action_is_the_advice_and_leaves_no_trace() -> None:
+    made = recipe(randomise=False, episode_steps=30)
+    plan = Lookahead(then="advice", least=6, longest=6)
+    tried, untouched = _pressed(made), _pressed(made)
+    number = round(tried.horizon_s(plan) / made.interval_s)
+    assert number == 6
+    for _ in range(4):
+        tried.step(tried.advice())
+        untouched.step(untouched.advice())
+    int8, large = (encode_action(Change(*change)) for change in (("kv_format", "int8"), ("block_size", 128)))
+    worths = tried.worths([NOTHING, int8, large], plan)
+    np.testing.assert_array_equal(worths[::-1], tried.worths([large, int8, NOTHING], plan))
+    rewards, changes = [], 0
+    for _ in range(number):
+        advised = untouched.advice()
+        ours, theirs = tried.step(advised), untouched.step(advised)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:4] == theirs[1:4]
+        rewards.append(float(theirs[1]) / REWARD_SCALE)
+        changes += theirs[4]["applied"] is not None
+    assert changes or made.episode_steps, "something to follow"
+    assert tried.outcome() == untouched.outcome()
+
+
+def test_trying_tells_what_following_the_advice_brings() -> None:
+    """The advised action, and then the advice: what comes if nobody overrules it, less what waits in the end."""
+    made = recipe(randomise=False, episode_steps=30)
+    plan = Lookahead(then="advice", least=6, longest=6)
+    env = _pressed(made)
+    for _ in range(8):
+        env.step(env.advice())
+    foretold = env.worths([env.advice()], plan)[0]
+    came = sum(float(env.step(env.advice())[1]) / REWARD_SCALE for _ in range(6))
+    engine, episode = env._engine, env._episode
+    assert engine is not None
+    assert episode is not None
+    late = engine.simulator.stats().gauges.waiting * RewardWeights().violation / episode.mean_rps / made.interval_s
+    assert foretold == pytest.approx((came - late) / 6)
+    assert came != 0
+
+
+def test_to_leave_the_advice_costs_the_margin() -> None:
+    int8, int4 = (encode_action(Change("kv_format", value)) for value in ("int8", "int4"))
+    base, mask = np.zeros(len(vector_names()), dtype=np.float32), np.ones(1 + ADVICE_ENTRIES, dtype=np.int8)
+    vectors = np.stack([with_advice(base, None, mask), with_advice(base, Change("kv_format", "int8"), mask)])
+    np.testing.assert_array_equal(advised_actions(vectors), [NOTHING, int8])
+    actions = np.array([[NOTHING, int8, int4]] * 2)
+    trials = Trials(vectors, actions, np.zeros((2, 3)), np.zeros(2, dtype=bool))
+    found = trials.advantages(Lookahead(then="advice", margin=0.5))
+    np.testing.assert_allclose(found, [[-0.5, -0.5], [0.5, 0.0]])
+    np.testing.assert_allclose(trials.advantages(Lookahead(margin=0.5)), [[-0.5, -0.5]] * 2)
+
+
+def test_only_who_has_advice_can_follow_it() -> None:
+    with pytest.raises(ValueError, match="advice to follow"):
+        checked(recipe(advised=False, lookahead=Lookahead(then="advice")))

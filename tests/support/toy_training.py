@@ -65,6 +65,9 @@ class Toy(gymnasium.Env[NDArray[np.float32], np.int64]):
                 mask[_ACTIONS[change]] = 1
         return mask
 
+    def advice(self) -> int:
+        return 0
+
     def look(self) -> tuple[Observation, NDArray[np.int8], Targets]:
         return self.observation, self.action_masks(), Targets()
 
