@@ -38,8 +38,8 @@ _BUFFER_ARRAYS: Final = ("observations", "next_observations", "actions", "reward
 @dataclass
 class Progress:
     """Where a run is. ``rows`` of metrics are written; ``rounds`` of looking ahead and ``tried`` actions in them,
-    ``looked`` when they are over; ``best_round``: after how many of them the best model was; ``episode``: the next one
-    of every stream; ``waited``: judgements without a better score; ``price``: of quality.
+    ``looked`` when they are over; ``episode``: the next one of every stream; ``waited``: judgements without a better
+    score; ``price``: of quality.
     """
 
     rows: int = 0
@@ -51,7 +51,6 @@ class Progress:
     seconds: float = 0.0
     best: float | None = None
     best_steps: int = 0
-    best_round: int = 0
     waited: int = 0
     stopped: str = ""
     price: float = 0.0

@@ -127,7 +127,8 @@ class Lookahead(_Strict):
     them. The network then learns what each action was worth beyond nothing, in ``unit`` shares of the horizon's usual
     load, at most ``most`` units, and less ``margin`` units: what is worth no more is better left. ``then``: what is
     done after the tried action, nothing or what the teacher advises; advice costs no margin, and to leave it does.
-    ``sharpen`` multiplies its outputs in the end, so that reinforcement begins with few chance actions.
+    ``sharpen`` divides its outputs before, and multiplies them after, so that preferences are small worths at first and
+    reinforcement begins with few chance actions.
     """
 
     rounds: _Count = 4

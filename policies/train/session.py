@@ -130,6 +130,7 @@ class _Run(BaseCallback):
         learner = cast("Learner", self.algorithm)
         rounds = Rounds(self.recipe, plan, self.folder, learner, self.normalised, progress.rounds)
         if progress.best is None:  # what imitation alone came to may stay the best
+            sharpen(learner, 1 / plan.sharpen)  # its preferences are taken for small worths: what is tried says more
             self._judge_and_save(self._row())
         while self._may_look(plan):
             found, self._outcomes = rounds.play(progress, self.seen)
@@ -146,8 +147,7 @@ class _Run(BaseCallback):
         if progress.waited:  # later rounds made it worse: on from where it was best
             checkpoint.load(self.folder / BEST, self.algorithm, self.normalised, RangeRecorder())
         progress.waited, progress.stopped, progress.looked = 0, "", True
-        if progress.best_round:  # what imitation alone came to is sharp enough
-            sharpen(learner, plan.sharpen)
+        sharpen(learner, plan.sharpen)
 
     def learn(self) -> None:
         vectors = self._back_to(self.progress.episode)
@@ -238,7 +238,7 @@ class _Run(BaseCallback):
         is_best = progress.best is None or now > progress.best
         progress.waited = 0 if is_best else progress.waited + 1
         if is_best:
-            progress.best, progress.best_steps, progress.best_round = now, progress.steps, progress.rounds
+            progress.best, progress.best_steps = now, progress.steps
         if progress.waited >= self.recipe.patience and not progress.stopped:
             progress.stopped = f"no better held-out score in {progress.waited} judgements"
         self._write(row)  # before the checkpoint, which counts it: one that is cut off comes again
