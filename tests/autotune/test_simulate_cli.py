@@ -225,3 +225,10 @@ def test_targets_that_are_not_given_are_those_of_evaluation(tmp_path: Path) -> N
     assert told(trace, "--length-scale", 2) == fixed(trace, 2.0) != fixed(trace)
     assert told(trace, "--ttft-target", 3) == (3.0, fixed(trace)[1])
     assert told(trace, "--ttft-target", 3, "--tbt-target", 0.5) == (3.0, 0.5)
+
+
+def test_who_is_held_to_no_budget_is_marked(tmp_path: Path) -> None:
+    result = run("simulate", trace_file(tmp_path / "t.csv", 5), "--policy", "literature", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    assert "literature (no budget)" in result.output
+    assert json.loads((tmp_path / "r.json").read_text())["policies"][0]["budgeted"] is False
