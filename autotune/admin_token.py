@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 import stat
 from pathlib import Path
+
+from engine.whole_file import write_new
 
 _MAX_BYTES = 4096
 _LEAST_CHARS = 16
@@ -42,14 +43,11 @@ def own_token(path: Path, *, make: bool) -> str:
     """
     if make:
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            write_new(path, secrets.token_urlsafe(32) + "\n", mode=0o600)
         except FileExistsError:
             pass
         except OSError as error:
             raise TokenError(f"admin token {path}: {error.strerror}; set admin.token_file") from error
-        else:
-            with os.fdopen(handle, "w", encoding="ascii") as stream:
-                stream.write(secrets.token_urlsafe(32) + "\n")
     token = read_token(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise TokenError(f"admin token {path}: others may read it; chmod 600 it and write a new one")

@@ -15,8 +15,8 @@ from engine.memory_model import token_bytes
 from engine.models.folder import read_config, read_json
 from engine.models.registry import parse_config
 from envs.analytic import analytic_profile
-from envs.metrics_fit import Window, fit_windows, read_page, window
-from envs.profile import Profile, Quality
+from envs.metrics_fit import TOLD, Window, fit_windows, read_page, window
+from envs.profile import FitError, Profile, Quality
 
 if TYPE_CHECKING:
     from engine.models.config import ModelConfig
@@ -64,17 +64,16 @@ def from_metrics(base: Profile, url: str, pages: Iterable[str]) -> Profile:
 
     Raises EngineError when the server tells too little.
     """
-    readings = [read_page(page) for page in pages]
     found: list[Window] = []
     try:
-        for before, after in pairwise(readings):
+        for before, after in pairwise([read_page(page) for page in pages]):
             one = window(before, after)
             if one is not None:
                 found.append(one)
         groups = base.groups()
         native = sum(token_bytes(group.shape, NATIVE) for group in groups)
         layers = sum(len(group.layers) for group in groups)
-        fit = fit_windows(found, native / layers, url)
+        fit = fit_windows(found, native / layers, url, _prices(base))
     except ValueError as error:
         raise EngineError(f"{url}: {error}") from error
     terms = {
@@ -83,15 +82,23 @@ def from_metrics(base: Profile, url: str, pages: Iterable[str]) -> Profile:
         else term
         for name, term in base.latency.terms.items()
     }
-    if "decode_sequence" in fit.seconds:
+    if "prefill_token" in fit.seconds:
         # What was fitted holds for all widths that were seen; the estimated knee would come on top of it.
         terms["token_beyond_knee"] = terms["token_beyond_knee"].model_copy(update={"seconds": 0.0})
+    untold = "".join(f"; {name} {why}" for name, why in fit.untold.items())
     note = (
-        f"fitted to {fit.windows} windows of {url}: {', '.join(fit.seconds)}; median error {fit.median_error:.1%}; "
-        "all else is estimated"
+        f"fitted to {fit.windows} windows of {url}: {', '.join(fit.seconds)}{untold}; all else is estimated from "
+        f"{base.device.name}'s data sheet"
     )
-    latency = base.latency.model_copy(update={"terms": terms})
+    steps = FitError(samples=fit.windows, median=fit.median_error, p90=fit.p90_error)
+    latency = base.latency.model_copy(update={"terms": terms, "steps": steps})
     return base.model_copy(update={"source": "metrics", "latency": latency, "notes": [*base.notes, note]})
+
+
+def _prices(base: Profile) -> dict[str, float]:
+    """What a sequence, a prompt's token and KV are estimated to cost, for what the fit cannot tell."""
+    terms = base.latency.terms
+    return {name: terms[name].seconds for name in TOLD}
 
 
 def read_quality(path: Path, model: Path) -> Quality:

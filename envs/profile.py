@@ -19,11 +19,14 @@ from engine.formats import BLOCK_SIZES, FORMATS, KVShape, class_for
 from engine.memory_model import GroupSpec, blocks_per_slab, pool_layout
 from engine.step_counts import ALL_TERMS
 from engine.transfers import HostLink
+from engine.whole_file import write_whole
 from engine.yaml_text import YamlError, load_yaml
 from envs.latency_model import LatencyModel
 from envs.reward import QualityTable, literature_quality
 
 VERSION = 1
+# Median relative error of a fit. A quiet machine gets to 4 %, and --quick to 6 to 9 %.
+POOR_FIT = 0.15
 _Positive = Annotated[float, Field(gt=0)]
 _Seconds = Annotated[float, Field(ge=0)]
 _Loss = Annotated[float, Field(ge=0, le=1e6)]
@@ -188,14 +191,21 @@ class Profile(_Strict):
         return bool(self.estimated_terms)
 
     @property
+    def poor_fits(self) -> dict[str, FitError]:
+        """What was fitted with an error that makes simulations doubtful, by name: ``steps``, ``recoding``."""
+        fits = {"steps": self.latency.steps, "recoding": self.latency.recodes}
+        return {name: fit for name, fit in fits.items() if fit is not None and fit.median > POOR_FIT}
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the content, whatever the layout of the file."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def describe(self) -> str:
-        """One line for people and reports; says *estimated* where that is so."""
+        """One line for people and reports; says *estimated* and *poor fit* where that is so."""
         what = f"{self.model.name} on {self.device.name}, {self.source} {self.created[:10]}"
+        what += "".join(f", POOR FIT ({name} off by {fit.median:.0%})" for name, fit in self.poor_fits.items())
         unsure = len(self.estimated_terms)
         if not unsure:
             return what
@@ -241,7 +251,7 @@ def read_profile(path: Path) -> Profile:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write it with its digest. Raises OSError."""
     document: dict[str, Any] = {"digest": profile.digest, **profile.model_dump(mode="json")}
-    path.write_text(yaml.safe_dump(document, sort_keys=False, width=120), encoding="utf-8")
+    write_whole(path, yaml.safe_dump(document, sort_keys=False, width=120))
 
 
 def terms(seconds: dict[str, float], *, estimated: bool | set[str] = False) -> dict[str, TermValue]:

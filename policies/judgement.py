@@ -4,6 +4,9 @@ A tail counts against a change only where all of this holds: it is over its targ
 than was predicted, each by more than the tolerance, and the load is not to blame: arrivals have not grown by more than
 a margin, nor has the KV that requests in hand would need, where memory is short (a queue that builds up anyway is
 nobody's fault). With memory to spare more requests in hand are no load: a slower engine holds each for longer.
+
+First tokens of requests that had come before a change tell nothing of it: while a queue of them drains, TTFT is no
+reason to take it back (:func:`drains`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ LOADS: Final = ("offered_rps", "kv_demand")
 FIGURES: Final = (*TAILS, *LOADS)
 """Observation features that a judgement needs."""
 AMPLE: Final = 0.8  # of the pool: requests in hand would need less of it in native storage
+WAITING: Final = "waiting"
 
 Figures = Mapping[str, float | None]
 
@@ -71,3 +75,21 @@ def judge(before: Figures, predicted: Figures | None, after: Figures, config: Ju
         ):
             short = line
     return (Outcome.SHORT, short) if short else (Outcome.MET, "; ".join(told))
+
+
+def drains(before: Figures, after: Figures, since_s: float, window_s: float) -> bool:
+    """Whether the TTFT tail that was read ``since_s`` after a change may be of requests that had come before it.
+
+    A queue was there before the change and is shorter now, and the tail is longer than anybody can have waited who came
+    after the change and got a first token within the window. A queue that grows is no reason: what takes longer and
+    longer to admit requests would never be judged. Unknown figures are no reason either.
+    """
+    then, now, tail_s = before.get(WAITING), after.get(WAITING), after.get("ttft_tail_s")
+    if then is None or now is None or tail_s is None:
+        return False
+    return now < then and tail_s > since_s - window_s
+
+
+def without_first_tokens(after: Figures) -> Figures:
+    """Figures that TTFT cannot be judged by."""
+    return {**after, "ttft_tail_s": None}

@@ -59,7 +59,7 @@ class Move:
 @dataclass
 class Played:
     """What came of it. Requests that are under way at the end are offered and nothing else; ``waiting`` of them do not
-    run then. ``decision_ns``: processor time of every decision, guard included.
+    run then. ``budgeted``: as of the contender. ``decision_ns``: processor time of every decision, guard included.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Played:
     queried_tokens: int = 0
     recoded_tokens: int = 0
     pool_bytes: int = 0
+    budgeted: bool = True
     decision_ns: list[int] = field(default_factory=list)
     waiting: int = 0
     ttft: Tail = field(default_factory=Tail)
@@ -151,7 +152,7 @@ def play(
     number and ``info``, and ends the run by returning True. ``chooser``: in place of a policy and its guard.
     """
     begin_s = time.perf_counter()
-    result = Played(who.name)
+    result = Played(who.name, budgeted=who.budgeted)
     guard = guard or guard_for(env.profile, quality_budget if who.budgeted else None)
     guard_state, policy = guard.initial_state(), who.policy
     state = policy.initial_state() if policy is not None else {}

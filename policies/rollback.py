@@ -2,6 +2,7 @@
 
 One change is judged once and rolled back at most once; a rollback itself is not judged, so nothing goes back and forth.
 Changes within a window of each other cannot be told apart: they are judged, and taken back, together.
+TTFT that may be of requests from before a change makes no miss of it: that waits, and stays unclear where it ends so.
 What was rolled back is barred until the load is another one or the engine has restarted; its knob cools down.
 """
 
@@ -15,7 +16,7 @@ from envs.port import Change
 from envs.spaces import Observation
 from policies.base import Decision
 from policies.guard import VerdictCode, Writer
-from policies.judgement import FIGURES, JudgeConfig, Outcome, judge
+from policies.judgement import FIGURES, WAITING, JudgeConfig, Outcome, drains, judge, without_first_tokens
 
 WatchState = dict[str, Any]
 """JSON-able; journalled and restored. See :meth:`EffectWatch.initial_state`."""
@@ -113,11 +114,13 @@ class EffectWatch:
         if state["values"] != dict(observation.tunables) and not opened:
             state = {**state, "moved_ns": now_ns}  # somebody else's doing
         if opened and now_ns >= min(opened[-1]["due_ns"], opened[0]["latest_ns"]):
-            outcome, why, figures = self._judge(opened, observation)
-            judged = [Judgement(entry["tick"], outcome, why, figures) for entry in opened]
-            if outcome is Outcome.MISSED and self.config.rolls_back:
-                back = self._to_take_back(opened, why, now_ns)
-            opened = []
+            found = self._judge(opened, observation)
+            if found is not None:
+                outcome, why, figures = found
+                judged = [Judgement(entry["tick"], outcome, why, figures) for entry in opened]
+                if outcome is Outcome.MISSED and self.config.rolls_back:
+                    back = self._to_take_back(opened, why, now_ns)
+                opened = []
         cooling = {knob: until_ns for knob, until_ns in state["cooling"].items() if now_ns < until_ns}
         # While a knob cools down what it did may still show: no load to compare with.
         failed = [
@@ -179,7 +182,7 @@ class EffectWatch:
             "due_ns": now_ns + max(window_ns, ready_ns), "latest_ns": latest_ns, "canary": canary,
             "alone": moved_ns is None or not 0 <= now_ns - moved_ns < window_ns,
             "values": dict(observation.tunables),
-            "before": {name: observation.values.get(name) for name in FIGURES},
+            "before": {name: observation.values.get(name) for name in (*FIGURES, WAITING)},
             "conditions": {name: observation.values.get(name) for name, _ in CONDITIONS},
             "predicted": None if predicted is None else predicted[0],
         }  # fmt: skip
@@ -187,8 +190,11 @@ class EffectWatch:
 
     def _judge(
         self, opened: Sequence[Mapping[str, Any]], observation: Observation
-    ) -> tuple[Outcome, str, dict[str, float | None]]:
-        """Changes that lie within a window of each other, together: from before the first to after the last."""
+    ) -> tuple[Outcome, str, dict[str, float | None]] | None:
+        """Changes that lie within a window of each other, together: from before the first to after the last.
+
+        None: it is too early to tell.
+        """
         first, last = opened[0], opened[-1]
         after = {name: observation.values.get(name) for name in FIGURES}
         expected = {**first["values"], **{entry["knob"]: entry["value"] for entry in opened}}
@@ -196,8 +202,20 @@ class EffectWatch:
             return Outcome.UNCLEAR, "somebody else has moved a knob within a window", after
         # The last prediction is of the state after all of them.
         outcome, why = judge(first["before"], last["predicted"], after, self.config.judge)
+        if outcome is Outcome.MISSED and self._drains(first, last, observation):
+            outcome, why = judge(first["before"], last["predicted"], without_first_tokens(after), self.config.judge)
+            if outcome is not Outcome.MISSED:
+                if observation.stamp_ns < first["latest_ns"]:
+                    return None
+                outcome, why = Outcome.UNCLEAR, "requests that had come before it still get their first tokens"
         ticks = ", ".join(str(entry["tick"]) for entry in opened)
         return outcome, why if len(opened) == 1 else f"ticks {ticks} together: {why}", after
+
+    def _drains(self, first: Mapping[str, Any], last: Mapping[str, Any], observation: Observation) -> bool:
+        """Whether first tokens may still be of requests from before the last of several changes."""
+        window_s = self.config.window_s
+        since_s = (observation.stamp_ns - last["latest_ns"]) / 1e9 + _LONGEST_WINDOWS * window_s
+        return drains(first["before"], observation.values, since_s, window_s)
 
     def _to_take_back(self, opened: Sequence[Mapping[str, Any]], why: str, now_ns: int) -> list[dict[str, Any]]:
         """By knob: from where the last change put it to where the first one found it. The conditions under which it

@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from engine.tunables import TUNABLES
+from engine.whole_file import write_whole
 from policies.evaluation.cells import Cell
 from policies.evaluation.scenarios import Scenario
 from policies.evaluation.store import Store
@@ -159,7 +160,7 @@ class _Scorer:
     def _write(self, candidate: Mapping[str, Any]) -> str:
         text = yaml.safe_dump(dict(candidate), sort_keys=False, width=110)
         path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml"
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
         return str(path)
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -17,6 +15,7 @@ from typing import Final, Literal
 from autotune.adapters.base import Flag
 from engine.json_text import load_json
 from engine.tunables import TunableValue
+from engine.whole_file import write_whole
 
 Form = Literal["environment", "drop_in"]
 
@@ -81,16 +80,6 @@ def put(path: Path, text: str | None) -> None:
         if text is None:
             path.unlink(missing_ok=True)
             return
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, text, mode=0o644)
     except OSError as error:
         raise FileRefused(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -17,8 +17,10 @@ PoolOption = Annotated[str | None, typer.Option(help="KV pool, like 64M or 2G (t
 IntervalOption = Annotated[float, typer.Option(help="Seconds between two decisions.")]
 LengthScaleOption = Annotated[float, typer.Option(help="Divide prompt and output lengths by this.")]
 NoiseOption = Annotated[float, typer.Option(help="Relative deviation of gaps and lengths.")]
-TtftOption = Annotated[float, typer.Option(help="Seconds to the first token.")]
-TbtOption = Annotated[float, typer.Option(help="Seconds between tokens.")]
+TtftOption = Annotated[
+    float | None, typer.Option(help="Seconds to the first token (5 times what a lone request takes).")
+]
+TbtOption = Annotated[float | None, typer.Option(help="Seconds between tokens (2.5 times what a lone request takes).")]
 BudgetOption = Annotated[float, typer.Option(metavar="PCT", min=0, help="Loss per token, percent.")]
 JobsOption = Annotated[int, typer.Option("--jobs", "-j", min=0, help="Processes; 0: one per CPU.")]
 RulesArgument = Annotated[str, typer.Argument(metavar="FILE", help="A rules file, or a preset's name.")]

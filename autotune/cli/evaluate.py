@@ -96,6 +96,7 @@ def evaluate(
     from autotune.simulation.progress import StageBars  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.sizes import parse_size  # noqa: PLC0415
+    from engine.whole_file import write_whole  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
     from policies.evaluation.calibration import calibrate  # noqa: PLC0415
@@ -132,7 +133,7 @@ def evaluate(
         result = document(setup, plan, results, Terms(attainment, price))
         result["headline"]["reversals_24h"] = calm
         _show(console if json_line else Console(highlight=False), result)
-        (out / _RESULT).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_whole(out / _RESULT, json.dumps(result, indent=1) + "\n")
         write_html(result, out / _REPORT)
         _write_verdict(out / _VERDICT, setup, plan, results, result)
     except (EngineError, RayUnavailableError) as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, check_writable, given_path
+from autotune.cli._places import check_places
+from autotune.cli._shared import CliError, given_path
 from autotune.cli._simulated import NoiseOption, PoolOption, ProfileOption, RulesArgument
 
 if TYPE_CHECKING:
@@ -58,11 +59,9 @@ def explain_rules(
     from policies.sweep import sweep  # noqa: PLC0415
 
     try:
+        check_places({"--plot": plot, "--json": json_out}, {"FILE": rules, "--profile": profile})
         rule_set, shares = load_rules(rules), _shares(loads)
         _check_hold(hold)
-        for place in (plot, json_out):
-            if place is not None and str(place) != "-":
-                check_writable(place)
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         bench = Bench.of(
             read_profile(profile or DEFAULT_PROFILE), SteadyLoad(prompt_tokens, output_tokens, noise), pool_bytes

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, check_writable, given_path
+from autotune.cli._places import check_places
+from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
     from envs.profile import Profile
 
 _FEW_READINGS = 5
+_BETTER = {
+    "measured": "measure again on a machine that does nothing else, without --quick",
+    "metrics": "watch again for longer, while the load changes",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +37,12 @@ def profile(
     ] = Path("profile.yaml"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer loads: under a minute for a small model.")] = False,
     analytic: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Estimate from a data sheet: H200, H100, A100 or L4.")
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Estimate from a data sheet: H200, H100, A100 or L4. With --from-metrics: all that the server's "
+            "metrics do not tell.",
+        ),
     ] = None,
     from_metrics: Annotated[
         str | None, typer.Option(metavar="URL", help="Fit to a running server's /metrics (vLLM's or ours).")
@@ -58,12 +68,13 @@ def profile(
     """
     from engine.errors import EngineError  # noqa: PLC0415  # imports that --help need not wait for
     from engine.sizes import parse_size  # noqa: PLC0415
+    from envs.profile import POOR_FIT  # noqa: PLC0415
 
     try:
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
     except ValueError as error:
         raise CliError(f"--kv-pool-bytes: {error}", 2) from None
-    check_writable(out)
+    check_places({"--out": out}, {"MODEL": model, "--quality": quality})
     try:
         if from_metrics is None and analytic is None:
             found = _measure(model, pool_bytes or 256 << 20, device, dtype, threads, quick=quick)
@@ -76,6 +87,18 @@ def profile(
         raise CliError(f"{error.name} is not installed; measuring needs pip install 'kv-autotune[engine]'") from error
     except OSError as error:
         raise CliError(f"{out}: cannot be written: {error.strerror}") from error
+    if from_metrics is not None and analytic is None:
+        typer.echo(
+            f"warning: all that the metrics do not tell is estimated from {found.device.name}'s data sheet; name the "
+            "device with --analytic",
+            err=True,
+        )
+    for name, fit in found.poor_fits.items():
+        typer.echo(
+            f"warning: {name}: half of the samples that were held out are off by more than {fit.median:.0%}, so what "
+            f"is simulated with this profile will be (usual: less than {POOR_FIT:.0%}); {_BETTER[found.source]}",
+            err=True,
+        )
     _show(found, out)
 
 

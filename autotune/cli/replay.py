@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.cli._places import check_places
 from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def replay(
             | {"--ttft-target": ttft_target, "--tbt-target": tbt_target}
         )
         _check_quantile(tbt_quantile)
-        _check_places(json_out, records_out)
+        check_places({"--json": json_out, "--records": records_out}, {"TRACE": trace})
         endpoint = Endpoint.parse(url)
         headers = tuple(_header(line) for line in header or [])
         scaling = Scaling(
@@ -241,15 +241,6 @@ def _check_positive(values: dict[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be > 0, got {value:g}")
-
-
-def _check_places(*files: Path | None) -> None:
-    """What a replay of hours is to be written to is looked at before it, not after it."""
-    for path in files:
-        if path is None or str(path) == "-":
-            continue
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"{path}: cannot be written; name a file in a folder that exists and is writable")
 
 
 def _check_quantile(value: float) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, check_writable, given_path, tell_choice
+from autotune.cli._places import check_places
+from autotune.cli._shared import CliError, given_path, tell_choice
 from autotune.cli._simulated import (
     YEAR_S,
     IntervalOption,
@@ -22,11 +23,17 @@ from autotune.cli._simulated import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from envs.profile import Profile
+    from envs.signals import Targets
     from envs.workload.trace import Trace
     from policies.play import Played
 
 _DEFAULT_S = 600.0
 _DRAIN_S = 30.0
+_USUAL_TARGETS = (
+    "targets that are not given: 5 times the first token and 2.5 times the gap of requests that have the engine to "
+    "themselves, as autotune evaluate fixes them"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -50,8 +57,8 @@ def simulate(
         str | None, typer.Option(help="KV pool in host memory, like 2G, over the profile's link; none if absent.")
     ] = None,
     interval: IntervalOption = 1.0,
-    ttft_target: TtftOption = 1.0,
-    tbt_target: TbtOption = 0.1,
+    ttft_target: TtftOption = None,
+    tbt_target: TbtOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generated workloads.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a report with plots here.", parser=given_path)] = None,
     json_out: Annotated[
@@ -68,7 +75,6 @@ def simulate(
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.sizes import parse_size  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
-    from envs.signals import Targets  # noqa: PLC0415
     from envs.simulated import DEFAULT_PROFILE, SimulatedEngine  # noqa: PLC0415
     from policies.named import World, contender  # noqa: PLC0415
     from policies.play import play  # noqa: PLC0415
@@ -77,18 +83,20 @@ def simulate(
     try:
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
-        targets = Targets(ttft_target, tbt_target)
         check_limits(interval=interval, rate_scale=rate_scale, length_scale=length_scale, duration=duration)
-        for place in (html, json_out):
-            if place is not None and str(place) != "-":
-                check_writable(place)
+        check_places(
+            {"--html": html, "--json": json_out},
+            {"WORKLOAD": workload, "--profile": profile, "--policy": policy}
+            | {f"--compare {text}": text for text in compare or []},
+        )
         found = read_profile(profile or DEFAULT_PROFILE)
         if pool_bytes is not None:
             found = found.model_copy(update={"pool_bytes": pool_bytes})
+        traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
+        targets = _targets(found, traffic, seconds, ttft_target, tbt_target)
         contenders = [contender(text, World(found, targets)) for text in (policy, *(compare or []))]
         for who in contenders:
             tell_choice(who.policy)
-        traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         results: list[Played] = []
         with _progress(console) as bar:
             for who in contenders:
@@ -108,6 +116,8 @@ def simulate(
         raise CliError(str(error)) from error
     except ValueError as error:
         raise CliError(str(error), 2) from error
+    if None in {ttft_target, tbt_target}:
+        notes = [*notes, _USUAL_TARGETS]
     setting = Setting(workload, found.describe(), found.is_estimated, targets, seed, interval, notes)
     _show(console, results, setting)
     try:
@@ -140,6 +150,24 @@ def _traffic(
     return trace, list(trace.notes), duration or whole_s
 
 
+def _targets(
+    profile: Profile, traffic: str | Trace, seconds: float, ttft_s: float | None, tbt_s: float | None
+) -> Targets:
+    """Those asked for; what is left open as evaluation fixes it for this profile and workload."""
+    from envs.signals import Targets  # noqa: PLC0415
+    from policies.evaluation.calibration import TOGETHER, usual_targets  # noqa: PLC0415
+    from policies.evaluation.scenarios import Scenario, Span, evenly, sample  # noqa: PLC0415
+
+    if ttft_s is not None and tbt_s is not None:
+        return Targets(ttft_s, tbt_s)
+    if isinstance(traffic, str):
+        some = sample(Scenario(traffic, traffic), Span(min(seconds, _DEFAULT_S)), TOGETHER)
+    else:
+        some = evenly(traffic, TOGETHER)
+    usual = usual_targets(profile, some)
+    return Targets(usual.ttft_s if ttft_s is None else ttft_s, usual.tbt_s if tbt_s is None else tbt_s)
+
+
 def _progress(console: Console) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -150,21 +178,25 @@ def _progress(console: Console) -> Any:
 def _show(console: Console, results: list[Played], setting: Any) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from autotune.simulation.report import overload_note, rows  # noqa: PLC0415
+    from autotune.simulation.report import budget_note, overload_note, rows, shown_name  # noqa: PLC0415
 
     header, cells = rows(results)
     # Policies as columns: names of figures are short, and a terminal is narrow.
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for played in results:
-        table.add_column(played.name, justify="right", overflow="fold")
+        table.add_column(shown_name(played), justify="right", overflow="fold")
     for index, name in enumerate(header[1:], 1):
         prefix = "TTFT " if name in {"p90", "p99"} and index < 7 else "TBT " if name == "p99" else ""
         table.add_row(f"{prefix}{name}", *(row[index] for row in cells))
     for note in setting.notes:
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"profile: {setting.profile}", markup=False, soft_wrap=True)
+    console.print(f"targets: {setting.targets_text}", markup=False, soft_wrap=True)
     console.print(table)
+    free = budget_note(results)
+    if free is not None:
+        console.print(free, markup=False, soft_wrap=True)
     overload = overload_note(results)
     if overload is not None:
         console.print(overload, markup=False, soft_wrap=True, style="yellow")
@@ -180,6 +212,8 @@ def _write_json(place: Path | None, results: list[Played], setting: Any, digest:
         "profile": setting.profile,
         "profile_digest": digest,
         "estimated": setting.is_estimated,
+        "ttft_target_s": setting.targets.ttft_s,
+        "tbt_target_s": setting.targets.tbt_s,
         "seed": setting.seed,
         "policies": [played.to_json() for played in results],
     }

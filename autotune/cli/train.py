@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError
-from autotune.cli._simulated import IntervalOption, LengthScaleOption, PoolOption, ProfileOption
+from autotune.cli._simulated import IntervalOption, LengthScaleOption, PoolOption, ProfileOption, TbtOption, TtftOption
 from policies.usual_budget import USUAL_BUDGET
 
 if TYPE_CHECKING:
@@ -43,12 +43,8 @@ def train(
     kv_pool_bytes: PoolOption = None,
     knobs: Annotated[str | None, typer.Option(help="Knobs that it may move, with commas between them.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or batch.")] = "interactive",
-    ttft_target: Annotated[
-        float | None, typer.Option(help="Seconds to the first token (5 times what a lone request takes).")
-    ] = None,
-    tbt_target: Annotated[
-        float | None, typer.Option(help="Seconds between tokens (2.5 times what a lone request takes).")
-    ] = None,
+    ttft_target: TtftOption = None,
+    tbt_target: TbtOption = None,
     length_scale: LengthScaleOption = 1.0,
     quality_budget: Annotated[
         float, typer.Option(help="Relative loss of a token that is allowed on average.")
@@ -90,6 +86,7 @@ def train(
     """
     try:
         from policies.train import sweep as runs  # noqa: PLC0415  # torch, and not for --help
+        from policies.train.folder import check_new  # noqa: PLC0415
         from policies.train.recipe import read_recipe  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is not installed; {EXTRA}") from error
@@ -114,9 +111,12 @@ def train(
             )  # fmt: skip
             _warn(recipe)
             if several or ray is not None:
-                found = _several(runs.jobs_of(recipe, out, range(seed, seed + seeds), sweep or []), out, ray)
+                _check_empty(out)
+                jobs = runs.jobs_of(recipe, out, range(seed, seed + seeds), sweep or [])
+                found = _several(runs.resolved_jobs(jobs), out, ray)
             else:
-                found = [_single(runs.Job("", recipe, str(out)))]
+                check_new(out)
+                found = [_single(runs.Job("", runs.resolved(recipe), str(out)))]
     _show(found)
 
 
@@ -130,10 +130,8 @@ def _recipe(
     lookahead: bool | None,
     **fields: Any,
 ) -> Recipe:
-    """Checked, with rates that fit the profile, and the profile's digest."""
+    """As it was asked for: checked, rates and targets still open."""
     from policies.train.recipe import Lookahead, Recipe, WarmStart, checked  # noqa: PLC0415
-    from policies.train.sweep import profile_of, teacher_of  # noqa: PLC0415
-    from policies.train.traffic import resolve  # noqa: PLC0415
 
     given = {name: value for name, value in fields.items() if value is not None}
     if knobs is not None:
@@ -142,11 +140,7 @@ def _recipe(
     ahead = Lookahead(then="advice" if advised else "nothing")
     given["lookahead"] = ahead if (algo != "dqn" if lookahead is None else lookahead) else None
     given["warm_start"], given["advised"] = None if teacher == "none" else WarmStart(teacher=teacher), advised
-    recipe = checked(Recipe.model_validate({"algo": algo, **given}))
-    profile = profile_of(recipe)
-    teacher_of(recipe, profile)
-    sources = resolve(recipe, profile)
-    return recipe.model_copy(update={"sources": sources, "profile_digest": profile.digest})
+    return checked(Recipe.model_validate({"algo": algo, **given}))
 
 
 def _sources(traces: list[Path] | None, workloads: list[str] | None) -> list[dict[str, Any]] | None:
@@ -250,12 +244,15 @@ class _Pace:
         return True
 
 
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise CliError(f"{folder} is not empty; choose another folder")
+
+
 def _several(jobs: list[Job], folder: Path, address: str | None) -> list[Outcome]:
     from policies.executors import workers  # noqa: PLC0415
     from policies.train.sweep import run_all  # noqa: PLC0415
 
-    if folder.exists() and any(folder.iterdir()):
-        raise CliError(f"{folder} is not empty; choose another folder")
     with workers(1, address) as executor:  # here one after the other: a run's environments are processes already
         return run_all(jobs, executor, folder)
 

@@ -56,6 +56,7 @@ def tune_rules(
     """
     from engine.errors import EngineError  # noqa: PLC0415  # slow imports, and not for --help
     from engine.sizes import parse_size  # noqa: PLC0415
+    from engine.whole_file import write_whole  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.simulated import DEFAULT_PROFILE  # noqa: PLC0415
     from policies.evaluation.calibration import calibrate  # noqa: PLC0415
@@ -86,7 +87,7 @@ def tune_rules(
                 ),
             )  # fmt: skip
         place = out / "tuned.yaml"
-        place.write_text(result.text, encoding="utf-8")
+        write_whole(place, result.text)
     except RuleError as error:
         raise CliError("\n".join(error.problems), 2) from error
     except EngineError as error:

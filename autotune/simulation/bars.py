@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 from autotune.simulation.charts import COLOURS, WIDTH
+from autotune.simulation.units import number
 
-_ROW, _LEFT, _RIGHT = 24, 250, 90
+_ROW, _RIGHT = 24, 90
+_LEAST_LEFT, _MOST_LEFT, _CHAR = 250, 430, 6.6  # of labels, and what a character takes
 
 
 @dataclass(frozen=True)
@@ -29,27 +31,43 @@ def bar_chart(bars: Sequence[Bar], *, mark: float | None = None) -> str:
         return "<p>nothing to show</p>"
     low, high = min(ends), max(ends)
     span = (high - low) or 1.0
+    left_of = _room(bars)
 
     def x(value: float) -> float:
-        return _LEFT + (value - low) / span * (WIDTH - _LEFT - _RIGHT)
+        return left_of + (value - low) / span * (WIDTH - left_of - _RIGHT)
 
     height = _ROW * len(bars) + 8
     parts = [f'<path d="M{x(0.0):.1f} 0V{height}" stroke="#333"/>']
     if mark is not None:
         parts.append(f'<path d="M{x(mark):.1f} 0V{height}" stroke="#999" stroke-dasharray="2 3"/>')
-    for number, bar in enumerate(bars):
-        top = _ROW * number + 5
+    for place, bar in enumerate(bars):
+        top = _ROW * place + 5
         middle = top + 8
-        parts.append(_text(_LEFT - 8, middle + 4, bar.label, "end"))
+        parts.append(_label(left_of - 8, middle + 4, bar.label, left_of))
         if bar.value is None or not math.isfinite(bar.value):
-            parts.append(_text(_LEFT + 4, middle + 4, "not known", "start"))
+            parts.append(_text(left_of + 4, middle + 4, "not known", "start"))
             continue
         left, right = sorted((x(0.0), x(bar.value)))
         parts.append(f'<rect x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="15" fill="{COLOURS[0]}"/>')
         if bar.low is not None and bar.high is not None and math.isfinite(bar.low + bar.high):
             parts.append(f'<path d="M{x(bar.low):.1f} {middle}H{x(bar.high):.1f}" stroke="#000" stroke-width="1.5"/>')
-        parts.append(_text(WIDTH - _RIGHT + 6, middle + 4, f"{bar.value:.3g}", "start"))
+        parts.append(_text(WIDTH - _RIGHT + 6, middle + 4, number(bar.value), "start"))
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">{"".join(parts)}</svg>'
+
+
+def _room(bars: Sequence[Bar]) -> float:
+    """Pixels for the longest label, within bounds."""
+    return min(_MOST_LEFT, max(_LEAST_LEFT, 12 + _CHAR * max(len(bar.label) for bar in bars)))
+
+
+def _label(x: float, y: float, text: str, room: float) -> str:
+    """What does not fit loses its middle, and shows all of it on hover."""
+    most = int((room - 12) / _CHAR)
+    if len(text) <= most:
+        return _text(x, y, text, "end")
+    half = (most - 1) // 2
+    short = _text(x, y, f"{text[: most - 1 - half]}\u2026{text[-half:]}", "end")
+    return f"<g><title>{escape(text)}</title>{short}</g>"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from autotune.simulation import units
+
 WIDTH, HEIGHT = 860, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 24
 COLOURS = ("#2f6db5", "#d8742c", "#3a9a5b", "#a34bb0", "#b03a3a", "#6b6b6b")
@@ -24,12 +26,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """Times in seconds and the range of values; ``log`` for a logarithmic value axis."""
+    """What is along, by default times in seconds, and the range of values; ``unit`` and ``along``: see
+    :func:`autotune.simulation.units.label`. ``log``: a logarithmic value axis.
+    """
 
     times: Sequence[float]
     low: float
     high: float
     unit: str
+    along: str = "s"
     log: bool = False
 
     def x(self, at: float) -> float:
@@ -52,14 +57,17 @@ def line_chart(
     log: bool = False,
     marks: Sequence[tuple[float, str]] = (),
     level: float | None = None,
+    along: str = "s",
 ) -> str:
-    """Lines over time. ``marks``: moments with a hint shown on hover. ``level``: a horizontal line, a target say."""
+    """Lines over time, or over what has the unit ``along``. ``marks``: moments with a hint shown on hover. ``level``: a
+    horizontal line, a target say.
+    """
     known = [value for line in lines for value in line.values if value is not None]
     if not times or not known:
         return "<p>nothing happened</p>"
     wanted = [*known, *([level] if level is not None else [])]
     low = min(value for value in wanted if value > 0) if log and any(value > 0 for value in wanted) else 0.0
-    axes = Axes(times, low, max(*wanted, low * 1.01, 1e-12) * 1.05, unit, log=log and low > 0)
+    axes = Axes(times, low, (max(*wanted, low * 1.01) or 1.0) * 1.05, unit, along, log=log and low > 0)
     parts = [_frame(axes)]
     if level is not None:
         height = axes.y(level)
@@ -88,7 +96,7 @@ def stacked_chart(
     for layer in layers:
         sums = [total + (value or 0.0) for total, value in zip(sums, layer.values, strict=True)]
         bounds.append(list(sums))
-    axes = Axes(times, 0.0, max(top or 0.0, *sums, 1e-12) * 1.02, unit)
+    axes = Axes(times, 0.0, (max(top or 0.0, *sums) or 1.0) * 1.02, unit)
     parts = [_frame(axes)]
     for number, (below, above) in enumerate(pairwise(bounds)):
         there = [f"{axes.x(at):.1f} {axes.y(value):.1f}" for at, value in zip(times, above, strict=True)]
@@ -124,11 +132,13 @@ def _frame(axes: Axes) -> str:
     parts = [f'<path d="M{_LEFT} {_TOP}V{bottom}H{end}" fill="none" stroke="#333"/>']
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         at = start_s + share * (end_s - start_s)
-        parts.append(_text(axes.x(at), HEIGHT - 8, f"{at:.0f} s", "middle"))
+        # The last one ends where the figure does, or it would be cut off.
+        text = units.span(at, end_s) if axes.along == "s" else units.label(at, axes.along)
+        parts.append(_text(axes.x(at), HEIGHT - 8, text, "end" if share == 1.0 else "middle"))
         value = axes.low * (axes.high / axes.low) ** share if axes.log else axes.low + share * (axes.high - axes.low)
         height = axes.y(value)
         parts.append(f'<path d="M{_LEFT} {height:.1f}H{end}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 5, height + 4, f"{value:.3g} {axes.unit}".rstrip(), "end"))
+        parts.append(_text(_LEFT - 5, height + 4, units.label(value, axes.unit), "end"))
     return "".join(parts)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from autotune.simulation.charts import Line, line_chart
-from autotune.simulation.report import STYLE
+from autotune.simulation.html_page import page
+from autotune.simulation.html_page import table as html_table
+from autotune.simulation.units import seconds
 from policies.steady import Bench
 from policies.sweep import Level
 
@@ -26,8 +28,8 @@ def table(levels: Sequence[Level]) -> tuple[list[str], list[list[str]]]:
             _share(level.kv_demand),
             str(level.running),
             str(level.waiting),
-            _seconds(level.ttft_tail_s),
-            _seconds(level.tbt_tail_s),
+            seconds(level.ttft_tail_s),
+            seconds(level.tbt_tail_s),
             str(level.changes),
         ]
         for level in levels
@@ -51,20 +53,10 @@ def html(name: str, bench: Bench, levels: Sequence[Level]) -> str:
             Line(way, [getattr(level, field) for level in row], dashed=way == "down")
             for way, row in (("up", up), ("down", down))
         ]
-        body.append(f"<h3>{title}</h3>{line_chart(loads, lines, unit, level=target)}")
-    header, rows = table(levels)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    body.append(f"<table><tr>{head}</tr>{cells}</table>")
-    start = f'<meta charset="utf-8"><title>Rules over the load</title><style>{STYLE}</style>'
-    return f"<!doctype html><html lang=en><head>{start}</head><body>{''.join(body)}</body></html>\n"
+        body.append(f"<h3>{title}</h3>{line_chart(loads, lines, unit, level=target, along='x')}")
+    body.append(html_table(*table(levels)))
+    return page("Rules over the load", body)
 
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"

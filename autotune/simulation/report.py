@@ -9,18 +9,12 @@ from itertools import zip_longest
 from pathlib import Path
 
 from autotune.simulation.charts import Line, line_chart, stacked_chart
+from autotune.simulation.html_page import page, table
+from autotune.simulation.units import seconds
 from envs.signals import FORMAT_NAMES, Targets
 from policies.play import Played
 
-_MB = 1e6
-STYLE = (
-    "body{font:15px/1.45 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}"
-    "table{border-collapse:collapse;margin:1em 0}"
-    "td,th{padding:.25em .7em;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}.legend span{margin-right:1.2em;font-size:13px}"
-    ".legend i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}h3{margin:1.2em 0 .2em}"
-    ".warn{background:#fff3d6;padding:.5em .8em}svg{max-width:100%;height:auto}"
-)
+_MOST_MOVES = 200
 
 
 @dataclass(frozen=True)
@@ -34,6 +28,13 @@ class Setting:
     seed: int
     interval_s: float
     notes: Sequence[str] = ()
+
+    @property
+    def targets_text(self) -> str:
+        """In words."""
+        targets = self.targets
+        gaps = f"{targets.quantile:.0%} of a request's gaps {seconds(targets.tbt_s)}"
+        return f"first token {seconds(targets.ttft_s)}, {gaps}"
 
 
 def rows(results: Sequence[Played]) -> tuple[list[str], list[list[str]]]:
@@ -55,15 +56,27 @@ def overload_note(results: Sequence[Played]) -> str | None:
     return f"the offered load is beyond capacity: {'; '.join(over)}; lower it with --rate-scale" if over else None
 
 
+def budget_note(results: Sequence[Played]) -> str | None:
+    """What the mark of :func:`shown_name` means, None where nobody has it."""
+    if all(played.budgeted for played in results):
+        return None
+    return "no budget: played as published, the guard does not hold it to the quality budget that the others keep"
+
+
+def shown_name(played: Played) -> str:
+    """With a mark where the guard did not hold it to the quality budget, as it did the others."""
+    return played.name if played.budgeted else f"{played.name} (no budget)"
+
+
 def _cells(played: Played) -> list[str]:
     hits = played.cached_tokens / played.queried_tokens if played.queried_tokens else None
     return [
-        played.name,
+        shown_name(played),
         f"{played.completed}",
         f"{played.goodput_rps:.2f}",
         "-" if played.attainment is None else f"{played.attainment:.1%}",
-        *(_ms(played.ttft.quantile_s(q)) for q in (0.5, 0.9, 0.99)),
-        *(_ms(played.tbt.quantile_s(q)) for q in (0.5, 0.99)),
+        *(seconds(played.ttft.quantile_s(q)) for q in (0.5, 0.9, 0.99)),
+        *(seconds(played.tbt.quantile_s(q)) for q in (0.5, 0.99)),
         f"{played.quality_per_token:.2%}",
         f"{played.rejected + played.failed}",
         f"{played.preemptions}",
@@ -72,36 +85,28 @@ def _cells(played: Played) -> list[str]:
     ]
 
 
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
 def html(results: Sequence[Played], setting: Setting) -> str:
     """The report as one HTML document without scripts or links."""
-    header, table = rows(results)
+    header, cells = rows(results)
     body = [f"<h1>Simulated: {escape(setting.workload)}</h1>"]
     if setting.is_estimated:
         body.append('<p class="warn"><b>Estimated.</b> Some step times of this profile were never measured.</p>')
     overload = overload_note(results)
     if overload is not None:
         body.append(f'<p class="warn">{escape(overload[0].upper() + overload[1:])}.</p>')
-    targets = setting.targets
     body.append(
-        f"<p>{escape(setting.profile)}. Targets: first token {targets.ttft_s:g} s, {targets.quantile:.0%} of "
-        f"a request's gaps {targets.tbt_s:g} s. A decision every {setting.interval_s:g} s, seed {setting.seed}.</p>"
+        f"<p>{escape(setting.profile)}. Targets: {escape(setting.targets_text)}. "
+        f"A decision every {setting.interval_s:g} s, seed {setting.seed}.</p>"
     )
     body += [f"<p>{escape(note)}</p>" for note in setting.notes]
-    body.append(f"<table><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>")
-    body += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in table]
-    body.append("</table>")
+    body.append(table(header, cells))
+    free = budget_note(results)
+    if free is not None:
+        body.append(f"<p>{escape(free[0].upper() + free[1:])}.</p>")
     body += _comparison(results, setting)
     for played in results:
         body += _section(played, setting)
-    title = escape(setting.workload)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(body)}</body></html>\n"
+    return page(setting.workload, body)
 
 
 def _comparison(results: Sequence[Played], setting: Setting) -> list[str]:
@@ -117,7 +122,7 @@ def _comparison(results: Sequence[Played], setting: Setting) -> list[str]:
         for played in results:
             values = [getattr(row, name) for row in played.rows]
             padded = [value for value, _ in zip_longest(values, times)][: len(times)]
-            lines.append(Line(played.name, padded))
+            lines.append(Line(shown_name(played), padded))
         parts.append(f"<h3>{title}</h3>{line_chart(times, lines, 's', log=True, level=level)}")
     return parts
 
@@ -129,26 +134,21 @@ def _section(played: Played, setting: Setting) -> list[str]:
         Line("running", [float(row.running) for row in played.rows]),
         Line("waiting", [float(row.waiting) for row in played.rows]),
     ]
-    layers = [Line(name, [row.resident.get(name, 0) / _MB for row in played.rows]) for name in FORMAT_NAMES]
+    layers = [Line(name, [float(row.resident.get(name, 0)) for row in played.rows]) for name in FORMAT_NAMES]
     over = [
         Line("TTFT tail / target", [_over(row.ttft_tail_s, setting.targets.ttft_s) for row in played.rows]),
         Line("TBT tail / target", [_over(row.tbt_tail_s, setting.targets.tbt_s) for row in played.rows]),
     ]
     parts = [
-        f"<h2>{escape(played.name)}</h2>",
+        f"<h2>{escape(shown_name(played))}</h2>",
         f"<h3>Load: requests</h3>{line_chart(times, load, '', marks=marks)}",
-        f"<h3>KV by format</h3>{stacked_chart(times, layers, 'MB', top=played.pool_bytes / _MB, marks=marks)}",
+        f"<h3>KV by format</h3>{stacked_chart(times, layers, 'B', top=played.pool_bytes, marks=marks)}",
         f"<h3>Latency against targets</h3>{line_chart(times, over, '', log=True, marks=marks, level=1.0)}",
     ]
     if played.moves:
-        rows_of = "".join(
-            f"<tr><td>{move.at_s:.0f} s</td><td>{escape(move.change)}</td><td>{escape(move.scenario)}</td></tr>"
-            for move in played.moves[:200]
-        )
-        more = f"<p>and {len(played.moves) - 200} more</p>" if len(played.moves) > 200 else ""
-        parts.append(
-            f"<h3>Decisions</h3><table><tr><th>at</th><th>change</th><th>scenario</th></tr>{rows_of}</table>{more}"
-        )
+        shown = [(f"{move.at_s:.0f} s", move.change, move.scenario) for move in played.moves[:_MOST_MOVES]]
+        more = f"<p>and {len(played.moves) - _MOST_MOVES} more</p>" if len(played.moves) > _MOST_MOVES else ""
+        parts.append(f"<h3>Decisions</h3>{table(('at', 'change', 'scenario'), shown)}{more}")
     return parts
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import EngineError
 from engine.quality.digest import model_digest
+from engine.whole_file import write_whole
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -109,4 +110,5 @@ def read_table(path: Path) -> QualityTable:
 
 
 def write_table(table: QualityTable, path: Path) -> None:
-    path.write_text(table.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    """Raises OSError."""
+    write_whole(path, table.model_dump_json(indent=2) + "\n")

@@ -35,7 +35,9 @@ class Journal:
         if read and read[0] == self.header:
             self.rows = {row["key"]: row for row in read[1:]}
         written = [self.header, *self.rows.values()]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+        part = self.path.with_name(f".{self.path.name}.part")  # what was measured is there all the time
+        part.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+        part.replace(self.path)
 
     def add(self, key: str, row: Row) -> None:
         """Append a row and flush it, so that nothing measured is lost to whatever comes next."""

@@ -21,7 +21,7 @@ from policies.evaluation.scenarios import Scenario, Span, own_rate_rps, sample
 TTFT_FACTOR: Final = 5.0
 TBT_FACTOR: Final = 2.5
 _ALONE: Final = 25  # requests that are served one at a time
-_TOGETHER: Final = 300  # requests that are all there from the start
+TOGETHER: Final = 300  # requests that are all there from the start, some of which also come alone
 _APART_S: Final = 36_000.0
 
 
@@ -50,20 +50,23 @@ def calibrate(
     profile: Profile, scenarios: Iterable[Scenario], span: Span, *, pool_bytes: int | None = None
 ) -> Mapping[str, Calibration]:
     """By source; see :func:`unloaded_targets` and :func:`sustained_rps`."""
-    options = SimOptions(
-        pool_bytes or profile.pool_bytes, profile.model.max_model_len, prefix_cache=False, max_waiting=1 << 30
-    )
+    options = _options(profile, pool_bytes)
     result: dict[str, Calibration] = {}
     for scenario in scenarios:
         if scenario.source in result:
             continue
-        requests = sample(scenario, span, _TOGETHER)
+        requests = sample(scenario, span, TOGETHER)
         result[scenario.source] = Calibration(
             unloaded_targets(profile, requests, options),
             sustained_rps(profile, requests, options),
             own_rate_rps(scenario, span),
         )
     return result
+
+
+def usual_targets(profile: Profile, requests: Trace) -> Targets:
+    """What :func:`calibrate` fixes, of requests that are at hand. Raises ValueError when none can be served."""
+    return unloaded_targets(profile, requests, _options(profile, None))
 
 
 def unloaded_targets(profile: Profile, requests: Trace, options: SimOptions) -> Targets:
@@ -83,6 +86,12 @@ def unloaded_targets(profile: Profile, requests: Trace, options: SimOptions) -> 
     if not first or not gaps:
         raise ValueError(f"{requests.name}: no request of it fits this engine alone; divide its lengths")
     return Targets(max(TTFT_FACTOR * median(first), float(np.quantile(first, 0.95))), TBT_FACTOR * median(gaps))
+
+
+def _options(profile: Profile, pool_bytes: int | None) -> SimOptions:
+    return SimOptions(
+        pool_bytes or profile.pool_bytes, profile.model.max_model_len, prefix_cache=False, max_waiting=1 << 30
+    )
 
 
 def sustained_rps(profile: Profile, requests: Trace, options: SimOptions) -> float:

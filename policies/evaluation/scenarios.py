@@ -115,6 +115,11 @@ def sample(scenario: Scenario, span: Span, number: int) -> Trace:
     else:
         trace = load_trace(Path(scenario.source))
     trace = scale(trace, Scaling(length_scale=span.length_scale))
+    return evenly(trace, number)
+
+
+def evenly(trace: Trace, number: int) -> Trace:
+    """``number`` requests from all over a trace, or all of one that has fewer."""
     places = np.linspace(0, len(trace.requests) - 1, min(number, len(trace.requests))).round().astype(int)
     return replace(trace, requests=tuple(trace.requests[place] for place in places))
 

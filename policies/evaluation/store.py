@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.json_text import load_json
+from engine.whole_file import write_whole
 from policies.evaluation.cells import Cell, Score, Setup, run_cell
 from policies.executors import Executor
 
@@ -30,7 +31,7 @@ class Store:
         place = folder / _SETUP
         if place.exists() and place.read_text(encoding="utf-8", errors="replace") != wanted:
             raise StoreError(f"{folder} has results of another profile, duration or target; choose another folder")
-        place.write_text(wanted, encoding="utf-8")
+        write_whole(place, wanted)
         self._scores = self._read()
 
     def _read(self) -> dict[str, Score]:
@@ -41,7 +42,7 @@ class Store:
         # The last line of a run that was killed may be half a line: it is dropped, from the file as well.
         if lines and not lines[-1].endswith("\n"):
             lines.pop()
-            place.write_text("".join(lines), encoding="utf-8")
+            write_whole(place, "".join(lines))
         for number, line in enumerate(lines, 1):
             try:
                 row = load_json(line)

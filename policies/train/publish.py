@@ -20,8 +20,8 @@ from policies.export import export_policy
 from policies.train import checkpoint
 from policies.train.algorithms import network_of
 from policies.train.archive import POLICY, actor_tensors, read_states
+from policies.train.folder import BEST, SCORES
 from policies.train.recipe import Recipe, read_recipe
-from policies.train.session import BEST, SCORES
 
 MAX_SCORES_BYTES: Final = 1 << 20
 _PARTS: Final = ("numpy", "gymnasium", "torch", "stable_baselines3", "sb3_contrib")

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.tunables import TUNABLES
+from engine.whole_file import write_whole
 from envs.randomise import Randomisation
 from envs.reward import Objective
 from envs.signals import Targets
@@ -249,7 +250,7 @@ def checked(recipe: Recipe) -> Recipe:
 def write_recipe(recipe: Recipe, folder: Path) -> None:
     """Raises OSError."""
     text = json.dumps(recipe.model_dump(mode="json"), indent=1) + "\n"
-    (folder / RECIPE_FILE).write_text(text, encoding="utf-8")
+    write_whole(folder / RECIPE_FILE, text)
 
 
 def read_recipe(folder: Path) -> Recipe:

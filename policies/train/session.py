@@ -23,10 +23,12 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from engine.clock import Clock
-from policies.card import PolicyFileError, Score
+from engine.whole_file import write_whole
+from policies.card import Score
 from policies.train import checkpoint
 from policies.train.algorithms import Algorithm, build
 from policies.train.checkpoint import Progress
+from policies.train.folder import BEST, CHECKPOINTS, METRICS, SCORES, TENSORBOARD, check_new, place_to_resume
 from policies.train.imitate import warm_start
 from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, score, scores, static_act, teacher_act
 from policies.train.recipe import Lookahead, Recipe, write_recipe
@@ -36,11 +38,9 @@ from policies.train.vector import MakeEnv, outcomes, raw, stack
 from policies.train.worth import Learner, sharpen
 from policies.training_range import RangeRecorder
 
-CHECKPOINTS: Final = "checkpoints"
-BEST: Final = "best"
-METRICS: Final = "metrics.jsonl"
-SCORES: Final = "scores.json"
 KEPT: Final = 3  # checkpoints
+ALL_STEPS: Final = "all steps done"
+TIME_IS_UP: Final = "time is up"
 FINAL_FIRST: Final = 10_000  # held-out episodes of the final scores: none that chose the best model
 _ENDLESS_STEPS: Final = 1 << 40
 Tell = Callable[[Progress, str], None]
@@ -52,17 +52,12 @@ def train(
 ) -> list[Score]:
     """Train, and return the scores of the best model, of static native and of the teacher on held-out episodes.
 
-    Raises PolicyFileError for a folder that cannot be used, OSError.
+    With ``resume`` a run goes on from its last checkpoint, or begins again where it stopped before the first; one that
+    has ended is scored again. Raises PolicyFileError for a folder that cannot be used, OSError.
     """
-    if resume:
-        checkpoint.put_back(folder / BEST)
-        for old in (folder / CHECKPOINTS).glob(f"*{checkpoint.OLD}"):
-            checkpoint.put_back(old.with_suffix(""))
-    start = _latest(folder) if resume else None
-    if resume and start is None:
-        raise PolicyFileError(f"{folder}: there is no checkpoint to resume from")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise PolicyFileError(f"{folder} is not empty; choose another folder, or --resume what is in it")
+    start = place_to_resume(folder) if resume else None
+    if not resume:
+        check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, folder)
     torch.set_num_threads(1)  # small networks: faster, and the same sums in the same order everywhere
@@ -74,8 +69,9 @@ def train(
             run.begin()
         else:
             run.resume(start)
-        run.look_ahead()
-        run.learn()
+        if not run.progress.stopped:
+            run.look_ahead()
+            run.learn()
         return run.finish()
     finally:
         normalised.close()
@@ -115,12 +111,24 @@ class _Run(BaseCallback):
 
     def resume(self, start: Path) -> None:
         self.progress = checkpoint.load(start, self.algorithm, self.normalised, self.seen)
-        self._before_s, self.progress.stopped = self.progress.seconds, ""
+        self._before_s, self.progress.stopped = self.progress.seconds, self._ended()
         raw(self.normalised).env_method("set_price", self.progress.price)
         if self.progress.looked or self.recipe.lookahead is None:  # else reinforcement has not begun
             self._done_at = self.algorithm.num_timesteps
         self._cut_metrics()
-        self.tell(self.progress, f"resumed at {self.progress.steps} steps")
+        steps, ended = self.progress.steps, self.progress.stopped
+        self.tell(self.progress, f"ended at {steps} steps: {ended}" if ended else f"resumed at {steps} steps")
+
+    def _ended(self) -> str:
+        """Why there is nothing left to do by the recipe as it is now, "" where there is."""
+        progress, recipe = self.progress, self.recipe
+        if recipe.lookahead is not None and not progress.looked:
+            return ""
+        if recipe.steps is not None and progress.steps >= recipe.steps:
+            return ALL_STEPS
+        if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
+            return TIME_IS_UP
+        return _impatient(progress) if progress.waited >= recipe.patience else ""
 
     def look_ahead(self) -> None:
         """Rounds of trying and learning what it came to; a run that is past them is left as it is."""
@@ -176,9 +184,9 @@ class _Run(BaseCallback):
             played = self._judge(act, episodes, FINAL_FIRST)
             found += scores(name, played)
             chosen_by = score(played, self.recipe.quality_budget)
-            self.tell(best, f"{name}, {episodes} new episodes: score {chosen_by:.4f}, {_said(played)}")
+            self.tell(self.progress, f"{name}, {episodes} new episodes: score {chosen_by:.4f}, {_said(played)}")
         document = {"steps": best.best_steps, "scores": [score.model_dump() for score in found]}
-        (self.folder / SCORES).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_whole(self.folder / SCORES, json.dumps(document, indent=1) + "\n")
         return found
 
     def _may_look(self, plan: Lookahead) -> bool:
@@ -206,7 +214,7 @@ class _Run(BaseCallback):
 
     def _on_training_end(self) -> None:
         if not self.progress.stopped and self.num_timesteps % self._row_steps == 0:
-            self.progress.stopped = "all steps done"
+            self.progress.stopped = ALL_STEPS
             self._between()
 
     # -- between rollouts ------------------------------------------------------------------------------------------
@@ -219,7 +227,7 @@ class _Run(BaseCallback):
         progress.episode = progress.steps // self._row_steps
         progress.seconds = self._seconds()
         if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
-            progress.stopped = "time is up"
+            progress.stopped = TIME_IS_UP
         row = self._row()
         self._set_price()
         if progress.episode % recipe.judge_every == 0 or progress.stopped:
@@ -240,7 +248,7 @@ class _Run(BaseCallback):
         if is_best:
             progress.best, progress.best_steps = now, progress.steps
         if progress.waited >= self.recipe.patience and not progress.stopped:
-            progress.stopped = f"no better held-out score in {progress.waited} judgements"
+            progress.stopped = _impatient(progress)
         self._write(row)  # before the checkpoint, which counts it: one that is cut off comes again
         if is_best:
             self._save(self.folder / BEST)
@@ -302,7 +310,7 @@ class _Run(BaseCallback):
         path = self.folder / METRICS
         if path.exists() and self.progress.rows:  # 0: by a version that did not count them
             lines = path.read_bytes().splitlines(keepends=True)
-            path.write_bytes(b"".join(lines[: self.progress.rows]))
+            write_whole(path, b"".join(lines[: self.progress.rows]))
 
 
 def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
@@ -318,8 +326,8 @@ def _said(found: list[dict[str, Any]]) -> str:
     )
 
 
-def _latest(folder: Path) -> Path | None:
-    return max((folder / CHECKPOINTS).glob("[0-9]*[0-9]"), default=None)
+def _impatient(progress: Progress) -> str:
+    return f"no better held-out score in {progress.waited} judgements"
 
 
 def _logger(folder: Path) -> Logger:
@@ -327,4 +335,4 @@ def _logger(folder: Path) -> Logger:
         import tensorboard  # noqa: F401, PLC0415  # only whether it is there
     except ImportError:
         return configure(None, [])
-    return configure(str(folder / "tensorboard"), ["tensorboard"])
+    return configure(str(folder / TENSORBOARD), ["tensorboard"])

@@ -5,21 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from engine.clock import RealClock
+from engine.errors import EngineError
 from engine.json_text import load_json
+from engine.whole_file import write_whole
 from envs.profile import Profile, ProfileError, read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.executors import Executor, in_order
 from policies.train.checkpoint import Progress
-from policies.train.recipe import Recipe, checked
+from policies.train.recipe import Recipe, Source, checked
 from policies.train.session import train
 from policies.train.teacher import Teacher, teacher_for
+from policies.train.traffic import RESOLVED_BY, resolve
 from policies.train.vector import training_envs
 
 SUMMARY = "runs.json"
@@ -73,6 +76,36 @@ def jobs_of(recipe: Recipe, folder: Path, seeds: Sequence[int], settings: Sequen
     return jobs
 
 
+def resolved(recipe: Recipe, known: dict[str, list[Source]] | None = None) -> Recipe:
+    """With rates and targets that fit its profile, pool and lengths, and the profile's digest.
+
+    ``known`` keeps what was found for recipes that agree in all of RESOLVED_BY: measuring takes seconds a source.
+    Raises ProfileError, RuleError, TraceError, ValueError.
+    """
+    profile = profile_of(recipe)
+    teacher_of(recipe, profile)
+    known = {} if known is None else known
+    key = recipe.model_dump_json(include=set(RESOLVED_BY))
+    if key not in known:
+        known[key] = resolve(recipe, profile)
+    return recipe.model_copy(update={"sources": known[key], "profile_digest": profile.digest})
+
+
+def resolved_jobs(jobs: Sequence[Job]) -> list[Job]:
+    """Each with rates and targets of its own settings: pool and lengths decide what an engine can serve.
+
+    Raises ValueError, one line with the run's name, for settings that nothing can be played with.
+    """
+    known: dict[str, list[Source]] = {}
+    found: list[Job] = []
+    for job in jobs:
+        try:
+            found.append(replace(job, recipe=resolved(job.recipe, known)))
+        except (EngineError, ValueError) as error:
+            raise ValueError(f"{job.label}: {error}") from error
+    return found
+
+
 def run(job: Job, tell: Callable[[Progress, str], None] | None = None) -> Outcome:
     """One run from beginning to end, in this process. Raises what :func:`policies.train.session.train` does."""
     last = Progress()
@@ -97,7 +130,7 @@ def run_all(jobs: Sequence[Job], executor: Executor, folder: Path) -> list[Outco
     found.sort(key=lambda outcome: -(outcome.score if outcome.score is not None else float("-inf")))
     folder.mkdir(parents=True, exist_ok=True)
     document = [vars(outcome) for outcome in found]
-    (folder / SUMMARY).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / SUMMARY, json.dumps(document, indent=1) + "\n")
     return found
 
 

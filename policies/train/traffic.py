@@ -31,6 +31,8 @@ from policies.train.rates import peak_rps
 from policies.train.recipe import Recipe, Source
 
 TRAINING_SHARE = 0.7  # of a trace's duration; the rest is for held-out scores
+RESOLVED_BY = ("sources", "profile", "pool_bytes", "length_scale", "ttft_target_s", "tbt_target_s")
+"""Of a recipe: all that rates and targets depend on."""
 _PROBE_S = 30.0  # of a source at a rate, at least, and at least _PROBE requests
 MAX_OFFSET_S = 1800.0  # where in a generated workload an episode may begin
 RANDOM_START = 0.3  # share of training episodes that begin with a knob or two anywhere

@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.cli._shared import CliError
 from envs.profile import read_profile
-from envs.simulated import SimulatedEngine
+from envs.simulated import DEFAULT_PROFILE, SimulatedEngine
 from envs.workload.trace import TraceRequest, from_requests
+from policies.evaluation.calibration import calibrate
+from policies.evaluation.scenarios import Scenario, Span
 from policies.named import contender
 from policies.play import play
 from policies.tails import Tail
@@ -197,3 +199,36 @@ def test_an_unknown_workload_is_a_wrong_argument(verb: str) -> None:
     refused = run(verb, "/no/such.csv").exception
     assert isinstance(refused, CliError)
     assert refused.code == 2
+
+
+def test_targets_that_are_not_given_are_those_of_evaluation(tmp_path: Path) -> None:
+    """For the profile, its pool and the workload; whoever names one gets that one."""
+    place, profile = tmp_path / "r.json", read_profile(DEFAULT_PROFILE)
+
+    def told(source: object, *more: object) -> tuple[float, float]:
+        arguments = ("--policy", "none", "--rate-scale", 0.05, "--duration", 20, "--json", place)
+        result = run("simulate", source, *arguments, *more)
+        assert result.exit_code == 0, result.output
+        assert ("as autotune evaluate fixes them" in result.output) == ("--tbt-target" not in more)
+        assert "targets: first token " in result.output
+        document = json.loads(place.read_text())
+        return document["ttft_target_s"], document["tbt_target_s"]
+
+    def fixed(source: object, length_scale: float = 1.0) -> tuple[float, float]:
+        scenario = Scenario(str(source), str(source))
+        found = calibrate(profile, [scenario], Span(20.0, length_scale))[str(source)].targets
+        return found.ttft_s, found.tbt_s
+
+    trace = trace_file(tmp_path / "t.csv")
+    assert told("chat-steady") == fixed("chat-steady")
+    assert told(trace) == fixed(trace)
+    assert told(trace, "--length-scale", 2) == fixed(trace, 2.0) != fixed(trace)
+    assert told(trace, "--ttft-target", 3) == (3.0, fixed(trace)[1])
+    assert told(trace, "--ttft-target", 3, "--tbt-target", 0.5) == (3.0, 0.5)
+
+
+def test_who_is_held_to_no_budget_is_marked(tmp_path: Path) -> None:
+    result = run("simulate", trace_file(tmp_path / "t.csv", 5), "--policy", "literature", "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    assert "literature (no budget)" in result.output
+    assert json.loads((tmp_path / "r.json").read_text())["policies"][0]["budgeted"] is False

@@ -231,6 +231,48 @@ def test_what_never_varied_is_left_as_it_was() -> None:
     assert set(fit_windows(windows, 1.0, "here").seconds) == {"step"}
 
 
+def _windows(number: int, *, noise: float = 0.0, kv_per_sequence: float | None = None) -> list[Window]:
+    rng = random.Random(7)
+    windows = []
+    for _ in range(number):
+        sequences, prefill = rng.uniform(1, 40), rng.uniform(0, 200)
+        kv = (
+            rng.uniform(1e6, 1e9)
+            if kv_per_sequence is None
+            else kv_per_sequence * sequences * rng.uniform(0.999, 1.001)
+        )
+        step_s = 2e-3 + 5e-5 * sequences + 1e-5 * prefill + 1e-12 * kv
+        windows.append(Window(sequences, prefill, kv, step_s * (1 + rng.gauss(0, noise))))
+    return windows
+
+
+def test_what_rises_and_falls_together_is_not_told_apart() -> None:
+    """Every sequence has as much KV as every other: one price for both, whatever the noise would make of it."""
+    fit = fit_windows(_windows(30, noise=0.03, kv_per_sequence=2e7), 1000.0, "here")
+    both = {"decode_sequence", "decode_kv_native"}
+    assert len(both & set(fit.untold)) == 1
+    assert set(fit.untold.values()) <= {"not to be told from the others", "came out as nothing"}
+    assert fit.seconds["step"] == pytest.approx(2e-3, rel=0.15)
+    assert fit.seconds["prefill_token"] == pytest.approx(1e-5, rel=0.25)
+    assert 0.005 < fit.median_error < 0.1
+    assert fit.median_error <= fit.p90_error
+
+
+def test_what_is_not_told_keeps_its_price_and_is_paid_for_once() -> None:
+    steady = [replace(w, prefill_tokens=100.0, step_s=2e-3 + 5e-5 * w.decode_sequences + 1e-3, kv_bytes=None)
+              for w in _windows(30)]  # fmt: skip
+    fit = fit_windows(steady, 1000.0, "here", {"prefill_token": 1e-5})
+    assert fit.untold == {"prefill_token": "hardly varied", "decode_kv_native": "not on the page"}
+    assert fit.seconds == {"step": pytest.approx(2e-3), "decode_sequence": pytest.approx(5e-5)}
+    dear = fit_windows(steady, 1000.0, "here", {"prefill_token": 1.0})
+    assert all(value >= 0 for value in dear.seconds.values())
+
+
+def test_errors_are_of_windows_that_were_left_out() -> None:
+    wild = [replace(w, step_s=w.step_s * factor) for w, factor in zip(_windows(30), [0.4, 1.0, 2.5] * 10, strict=True)]
+    assert fit_windows(wild, 1000.0, "here").median_error > 0.3
+
+
 def test_too_few_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
         fit_windows([Window(1, 1, 1, 1e-3)] * 3, 1.0, "here")

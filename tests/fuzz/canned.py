@@ -1,4 +1,6 @@
-"""A server that answers whatever it is told to: the other end of every client of the product."""
+"""Servers on loopback: one that answers whatever it is told to, the other end of every client of the product, and one
+that leads to a Unix socket, for tools that know no other than TCP. Stdlib only.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ Reply = Callable[[str, str, bytes], bytes]
 """From method, path and body of a request to the bytes that are sent before the connection is closed."""
 
 
-class Canned:
-    """Listens on loopback, or at a Unix socket's ``path``. Use it in ``with``; set :attr:`reply`."""
+class _Server:
+    """Accepts connections in ``with``, each served by a thread; on loopback, or at a Unix socket's ``path``.
+
+    ``url`` says where, empty for a Unix socket.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.reply: Reply = lambda _method, _path, _body: ok(b"")
         if path is None:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -29,7 +33,7 @@ class Canned:
             self.url = ""
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        _in_background(self._accept)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -41,7 +45,18 @@ class Canned:
         with contextlib.suppress(OSError):
             while True:
                 stream, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
+                _in_background(self._serve, stream)
+
+    def _serve(self, stream: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class Canned(_Server):
+    """Set :attr:`reply`."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(path)
+        self.reply: Reply = lambda _method, _path, _body: ok(b"")
 
     def _serve(self, stream: socket.socket) -> None:
         with stream, contextlib.suppress(OSError, ValueError), stream.makefile("rb") as file:
@@ -53,6 +68,36 @@ class Canned:
             stream.sendall(self.reply(method, path, file.read(size)))
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
+
+
+class Forward(_Server):
+    """Leads to the Unix socket ``target``."""
+
+    def __init__(self, target: Path) -> None:
+        super().__init__()
+        self._target = target
+
+    def _serve(self, stream: socket.socket) -> None:
+        with stream, socket.socket(socket.AF_UNIX) as far, contextlib.suppress(OSError):
+            far.connect(str(self._target))
+            back = _in_background(_copy, far, stream)
+            _copy(stream, far)
+            back.join()
+
+
+def _in_background(work: Callable[..., None], *given: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=given, daemon=True)
+    thread.start()
+    return thread
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def answer(status: int, body: bytes, kind: str = "application/json") -> bytes:

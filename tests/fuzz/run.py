@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import descriptions
-from forward import Forward
+from canned import Forward
 
 from autotune.admin_token import read_token, token_beside
 from autotune.bench.context import Context

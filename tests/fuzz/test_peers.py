@@ -11,7 +11,8 @@ import pytest
 from canned import Canned, pages
 from hypothesis import given
 from mangle import examples
-from peers import PEERS, Peer
+from peer import Peer
+from peers import PEERS
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

@@ -13,10 +13,10 @@ from toy_runs import last, recipe, run
 from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.card import PolicyFileError
+from policies.train.folder import BEST, METRICS, SCORES
 from policies.train.lessons import LESSONS, read_lessons
 from policies.train.publish import publish
 from policies.train.recipe import Lookahead
-from policies.train.session import BEST, METRICS, SCORES
 from policies.train.sweep import SUMMARY, best_run, profile_of
 
 _ORIGINAL: Final = "original"

@@ -346,3 +346,85 @@ def test_whatever_comes_every_change_is_judged_once_and_taken_back_at_most_once(
     assert rollbacks <= made
     assert driver.state["open"] == driver.state["back"] == []
     assert len(driver.state["failed"]) <= 32
+
+
+WAITED = {"ttft_tail_s": 3.0, "waiting": 40.0}
+
+
+def backlog(**after: float | None) -> Driver:
+    """A change while 40 requests wait, whose TTFT rises as the longest waiting get their first tokens."""
+    driver = Driver()
+    driver.figures |= WAITED
+    driver.look(20)
+    driver.make(INT8)
+    driver.figures |= {"ttft_tail_s": 15.0, "waiting": 20.0, **after}
+    return driver
+
+
+def outcomes(driver: Driver) -> list[Outcome]:
+    return [judgement.outcome for judgement in driver.judged]
+
+
+def test_a_queue_from_before_that_drains_is_waited_for() -> None:
+    driver = backlog()
+    driver.look(24)
+    assert driver.judged == [], (
+        "a tail of 15 s, read 24 s after the change over a window of 10 s, may be from before it"
+    )
+    driver.figures |= {"ttft_tail_s": 0.5, "waiting": 0.0}
+    driver.look()
+    assert outcomes(driver) == [Outcome.MET]
+    assert driver.watch.wish(driver.state) is None
+
+
+def test_what_came_after_the_change_and_waits_too_long_is_a_miss_all_the_same() -> None:
+    driver = backlog()
+    driver.look(24)
+    assert driver.judged == []
+    driver.look()
+    assert outcomes(driver) == [Outcome.MISSED], "nobody from before waits for 15 s any more"
+    assert driver.watch.wish(driver.state) is not None
+
+
+def test_the_wait_is_bounded_and_ends_unclear() -> None:
+    driver = backlog()
+    for second in range(60):
+        driver.figures["ttft_tail_s"] = 15.0 + second
+        driver.look()
+        assert bool(driver.judged) == (second == 59)
+    assert outcomes(driver) == [Outcome.UNCLEAR]
+    assert "before" in driver.judged[0].why
+    assert driver.watch.wish(driver.state) is None
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ({"waiting": 40.0}, "the queue stays as it was"),
+        ({"waiting": 41.0}, "it grows"),
+        ({"waiting": None}, "nobody knows"),
+        ({"tbt_tail_s": 0.3}, "tokens come late as well, which no queue explains"),
+    ],
+)
+def test_a_miss_that_no_draining_queue_explains_is_told_at_once(after: dict[str, Any], why: str) -> None:
+    driver = backlog(**after)
+    driver.look(10)
+    assert outcomes(driver) == [Outcome.MISSED], why
+
+
+def test_without_a_queue_before_nothing_is_waited_for() -> None:
+    driver = Driver()
+    driver.figures |= {"ttft_tail_s": 0.5, "waiting": 0.0}
+    driver.look(20)
+    driver.make(INT8)
+    driver.figures |= {"ttft_tail_s": 15.0, "waiting": 0.0}
+    driver.look(10)
+    assert outcomes(driver) == [Outcome.MISSED]
+
+
+def test_what_is_moved_while_a_queue_drains_makes_it_unclear() -> None:
+    driver = backlog()
+    driver.look(12)
+    driver.knobs["block_size"] = 64
+    driver.look()
+    assert outcomes(driver) == [Outcome.UNCLEAR]

@@ -25,8 +25,8 @@ from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.card import PolicyFileError, read_policy
 from policies.train.archive import read_states
+from policies.train.folder import BEST, SCORES
 from policies.train.publish import publish
-from policies.train.session import BEST, SCORES
 
 PROFILE = read_profile(DEFAULT_PROFILE)
 

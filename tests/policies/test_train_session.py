@@ -18,8 +18,9 @@ from toy_training import Ticks, right, toys
 
 from policies.card import PolicyFileError
 from policies.split import HELD_OUT, TRAINING
-from policies.train.recipe import USUAL_WORKLOADS, Ppo, WarmStart, read_recipe
-from policies.train.session import BEST, CHECKPOINTS, train
+from policies.train.folder import BEST, CHECKPOINTS
+from policies.train.recipe import USUAL_WORKLOADS, Ppo, WarmStart, read_recipe, write_recipe
+from policies.train.session import train
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,72 @@ def test_time_ends_a_run(tmp_path: Path) -> None:
     train(made, tmp_path / "run", toys(made), teacher=right(), clock=Ticks(step_s=7.0), tell=lambda *_: None)
     assert rows(tmp_path / "run")[-1]["seconds"] == pytest.approx(60, abs=7)
     assert (tmp_path / "run" / BEST).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "step_s", "why"),
+    [
+        ({"steps": None, "minutes": 1.0}, 7.0, "time is up"),
+        ({"steps": 100_000, "patience": 3, "ppo": Ppo(learning_rate=1e-9)}, 0.0, "no better held-out score in 3"),
+        ({"steps": 128}, 0.0, "all steps done"),
+    ],
+)
+def test_a_run_that_has_ended_is_scored_again_and_not_trained_further(
+    changes: dict[str, Any], step_s: float, why: str, tmp_path: Path
+) -> None:
+    made, said, stopped = recipe(**changes), [], []
+
+    def tell(progress: Any, text: str) -> None:
+        said.append(text)
+        stopped.append(progress.stopped)
+
+    def go(*, resume: bool) -> list[Any]:
+        clock = Ticks(step_s=step_s)
+        found = train(made, tmp_path, toys(made), teacher=right(), clock=clock, tell=tell, resume=resume)
+        return [score.model_dump() for score in found]
+
+    found = go(resume=False)
+    before, written = (weights(tmp_path, last(tmp_path)), rows(tmp_path)), (tmp_path / "scores.json").read_bytes()
+    (tmp_path / "scores.json").unlink()
+    said.clear()
+    assert go(resume=True) == found
+    assert (weights(tmp_path, last(tmp_path)), rows(tmp_path)) == before
+    assert (tmp_path / "scores.json").read_bytes() == written
+    assert said[0].startswith("ended at ")
+    assert why in said[0]
+    assert stopped[-1], "what is told at the end says why it ended"
+
+
+def test_a_run_whose_end_was_moved_goes_on(tmp_path: Path) -> None:
+    made = recipe(steps=100_000, patience=3, ppo=Ppo(learning_rate=1e-9))
+    run(made, tmp_path)
+    before = last(tmp_path)
+    run(made.model_copy(update={"patience": 4}), tmp_path, resume=True)
+    assert last(tmp_path) > before
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_begins_again_from_its_recipe(tmp_path: Path) -> None:
+    """With all that it may have left; what somebody else put there stays."""
+    made = recipe(steps=64)
+    run(made, tmp_path / "whole")
+    folder = tmp_path / "parts"
+    for name in (BEST, "best.new", f"{CHECKPOINTS}/000000000064.new", "lessons", "tensorboard"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "half").write_text("x")
+    write_recipe(made, folder)
+    (folder / "metrics.jsonl").write_text('{"steps": 0}\n{"st')
+    (folder / "notes.txt").write_text("x")
+    run(read_recipe(folder), folder, resume=True)
+    assert rows(folder) == rows(tmp_path / "whole")
+    assert weights(folder) == weights(tmp_path / "whole")
+    assert not (folder / "lessons").exists()
+    assert (folder / "notes.txt").read_text() == "x"
+
+
+def test_a_recipe_that_was_cut_off_leaves_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / ".recipe.json.0a1b2c3d.part").write_text('{"kind":')
+    run(recipe(steps=64), tmp_path)
+    assert read_recipe(tmp_path) == recipe(steps=64)
 
 
 def test_folders_that_hold_something_else_are_left_alone(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from toy_training import Ticks, right, toys
 
 from policies.train.archive import POLICY, read_states
+from policies.train.folder import BEST, CHECKPOINTS, METRICS
 from policies.train.recipe import Dqn, Ppo, Recipe, checked
-from policies.train.session import BEST, CHECKPOINTS, METRICS, train
+from policies.train.session import train
 
 
 def recipe(algo: str = "maskable-ppo", **changes: Any) -> Recipe:
