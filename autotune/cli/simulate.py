@@ -150,7 +150,7 @@ def _progress(console: Console) -> Any:
 def _show(console: Console, results: list[Played], setting: Any) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from autotune.simulation.report import overload_note, rows  # noqa: PLC0415
+    from autotune.simulation.report import notes_on, overload_note, rows  # noqa: PLC0415
 
     header, cells = rows(results)
     # Policies as columns: names of figures are short, and a terminal is narrow.
@@ -165,6 +165,8 @@ def _show(console: Console, results: list[Played], setting: Any) -> None:
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"profile: {setting.profile}", markup=False, soft_wrap=True)
     console.print(table)
+    for note in notes_on(results):
+        console.print(note, markup=False, soft_wrap=True)
     overload = overload_note(results)
     if overload is not None:
         console.print(overload, markup=False, soft_wrap=True, style="yellow")
