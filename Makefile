@@ -11,8 +11,11 @@ OMP := OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
+# The demonstration's journals and logs, of the last one only; with a model of yours and no --demo it is none.
+SERVES = $(if $(filter --demo,$(ARGS)),,$(filter --model --model=%,$(ARGS)))
+KEPT = $(if $(SERVES),,--run-dir run/demo)
 run: $(VENV)/.engine ## engine and daemon on the bundled model under a bursty load, with a summary at the end
-	$(OMP) $(BIN)/autotune run $(ARGS)
+	$(OMP) $(BIN)/autotune run $(KEPT) $(ARGS)
 
 test: $(VENV)/.dev ## the test suite
 	$(OMP) $(BIN)/python -m pytest $(ARGS)
@@ -137,5 +140,6 @@ $(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.dev
 	$(PIP) install -c constraints.txt -e '.[engine,train,dev,browser]'
 	@touch $@
 
-clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis run
+clean: ## remove the virtual environment, what was built, compiled kernels and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis run *.egg-info build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

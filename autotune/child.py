@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from engine.clock import Clock
+from engine.json_text import load_json
+from engine.text import one_line
 
 SUPERVISOR_PID: Final = "AUTOTUNE_SUPERVISOR_PID"
 EXIT_USAGE: Final = 2  # of every verb that was told something impossible: trying again cannot help
@@ -85,11 +87,11 @@ class Child:
             self._was_ready = self.pid is not None and (self.spec.ready is None or self.spec.ready())
         return self._was_ready
 
-    def last_words(self) -> str:
-        """The last line that the child printed, as a suffix for a message."""
+    def last_words(self, introduced: str = "") -> str:
+        """The last line that the child printed, as a suffix for a message; of a record in JSON what it says."""
         for line in reversed(self._tail):
             if line.strip():
-                return f": {line.strip()}"
+                return f"{introduced}: {_message_of(line.strip())}"
         return ""
 
     def start(self) -> None:
@@ -170,6 +172,16 @@ class Child:
     def _drain(self) -> None:
         for reader in self._readers:
             reader.join(timeout=1)
+
+
+def _message_of(line: str) -> str:
+    """What a line of a log says: off a terminal our children log in JSON (:mod:`engine.logs`)."""
+    try:
+        record = load_json(line) if line.startswith("{") else None
+    except ValueError:
+        return line
+    message = record.get("message") if isinstance(record, dict) else None
+    return one_line(message) if isinstance(message, str) else line
 
 
 def _how_it_ended(code: int) -> str:

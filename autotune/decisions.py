@@ -6,15 +6,37 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from engine.text import one_line
 from engine.tunables import TunableValue
 
+# Judgements in a few words: figures beside one may be worse than before, and yet nothing counts against the change.
+_OUTCOMES: Final[Mapping[str, str]] = {
+    "met": "kept: no tail counts against it",
+    "short": "kept, though less relief came than was predicted",
+    "missed": "missed: a tail counts against it",
+    "unclear": "unclear what it did",
+}
 
-def said(scenario: str, reason: str, why: str) -> str:
-    """What one line tells of a decision: its reason; of a write by somebody else, for how long it holds as well."""
+
+def outcome_words(outcome: str) -> str:
+    """What became of a change, for people. ``outcome``: :class:`policies.judgement.Outcome`, another one as it is."""
+    return _OUTCOMES.get(outcome, outcome)
+
+
+def said(scenario: str, reason: str, why: str, move: str = "") -> str:
+    """What one line tells of a decision: its reason; of a write by somebody else, for how long it holds as well.
+
+    ``move``: the change as the line has it already; a reason that begins or ends with it is told without.
+    """
+    reason = reason.removeprefix(f"{move}: ").removesuffix(f"; {move}") if move else reason
     return "; ".join(filter(None, (why, reason))) if scenario == "override" else reason or why
+
+
+def move_of(knob: str, old: TunableValue | None, new: TunableValue) -> str:
+    """A change for people, as reasons have it, too."""
+    return f"{knob} {'?' if old is None else old} -> {new}"
 
 
 @dataclass(frozen=True)
@@ -49,8 +71,8 @@ class DecisionRecord:
 
     def line(self) -> str:
         """One line for a log."""
-        move = f"{self.knob} {'?' if self.old is None else self.old} -> {self.new}"
-        about = f"({self.scenario}, by {self.writer}): {said(self.scenario, self.reason, self.why)}"
+        move = move_of(self.knob, self.old, self.new)
+        about = f"({self.scenario}, by {self.writer}): {said(self.scenario, self.reason, self.why, move)}"
         return one_line(f"[{self.tick}] {move} {self.verdict} {about}")
 
 

@@ -61,8 +61,9 @@ class Supervisor:
                 self.stop()
                 raise SupervisorError(child.start_error)
 
-    def wait_ready(self, timeout_s: float) -> None:
-        """Return once every child is ready. Raises SupervisorError when one dies first or the time is up.
+    def wait_ready(self, timeout_s: float, advice: str = "") -> None:
+        """Return once every child is ready. Raises SupervisorError when one dies first or the time is up, with
+        ``advice`` for whoever reads that.
 
         Everything is stopped before the error is raised.
         """
@@ -71,9 +72,8 @@ class Supervisor:
             while not child.is_ready():
                 error = next((other.failure for other in self._children if other.failure is not None), None)
                 if error is None and self._clock.now_ns() >= deadline_ns:
-                    error = SupervisorError(
-                        f"{child.spec.name} was not ready after {timeout_s:g} s", child.last_words()
-                    )
+                    late = f"{child.spec.name} was not ready after {timeout_s:g} s"
+                    error = SupervisorError("; ".join(filter(None, (late, advice))), child.last_words("; it said last"))
                 if error is None and self._stopping.is_set():
                     error = SupervisorError("stopped while starting")
                 if error is not None:

@@ -17,7 +17,7 @@ from engine.clock import Clock
 from engine.control_client import ControlClient, EngineUnreachable
 
 READY_S = 600.0  # large weights on a slow disk
-INTERRUPTED = 130
+LATE = "give it more processor time, or a smaller model, and start it again: kernels that have been compiled are kept"
 
 
 def run_together(
@@ -48,17 +48,19 @@ def run_together(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
-        with waiting(console, "starting engine and daemon (the first start of an engine compiles kernels)"):
+        what, still = "starting engine and daemon", "loading the model, or compiling kernels for this processor"
+        with waiting(console, f"{what} (the first start of an engine compiles kernels)", still):
             children.start()
-            children.wait_ready(READY_S)
+            children.wait_ready(READY_S, LATE)
         children.wait()
     except SupervisorError:
         if not signals:
             raise
     finally:
         children.stop()
+    first = signals[0] if signals else int(signal.SIGINT)
     # A service manager's SIGTERM is the normal end of a service.
-    return 0 if signals and signals[0] == signal.SIGTERM else INTERRUPTED
+    return 0 if first == signal.SIGTERM else 128 + first
 
 
 def answers(control: Path) -> bool:

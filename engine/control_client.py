@@ -199,7 +199,9 @@ class ControlClient:
             reason = "no engine listens here; start one with `autotune engine`, or name its socket with --control"
             if _is_backlog_full(error):
                 reason = "the engine is there but takes no more connections: it is still starting, or hangs; try again"
-            raise EngineUnreachable(f"{self.socket}: {reason} ({error})") from error
+            # That nothing is there is what the reason says already.
+            usual = isinstance(error.__cause__, FileNotFoundError | ConnectionRefusedError)
+            raise EngineUnreachable(f"{self.socket}: {reason}" + ("" if usual else f" ({error})")) from error
         except (OSError, HTTPException) as error:
             raise EngineUnreachable(f"{self.socket}: connection closed (is this user allowed?)") from error
 

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from engine.text import trouble
+
 _MOST_BYTES: Final = 16 << 20
 
 
@@ -84,7 +86,7 @@ class _UnixConnection(http.client.HTTPConnection):
         except TimeoutError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            raise NotConnectedError(str(error)) from error
+            raise NotConnectedError(trouble(error)) from error
 
     def is_stale(self) -> bool:
         """Whether a kept connection has something to read before anything was asked: its end, most likely."""

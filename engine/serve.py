@@ -19,6 +19,7 @@ from engine.logs import ANNOUNCEMENTS, set_up_logging
 from engine.options import EngineOptions, check
 from engine.recording import TrafficRecorder
 from engine.sdnotify import Notifier, watchdog_interval_s
+from engine.text import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: no host has such a name
-        raise EngineError(f"cannot listen on {host:.100}:{port}: {error}") from error
+        raise EngineError(f"cannot listen on {host:.100}:{port}: {trouble(error)}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -100,8 +101,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
         bound.listen(2048)
     except (OSError, OverflowError) as error:
         bound.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise EngineError(f"cannot listen on {host}:{port}: {reason}; choose another with --port") from error
+        raise EngineError(f"cannot listen on {host}:{port}: {trouble(error)}; choose another with --port") from error
     return bound
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from engine.text import one_line
 from engine.tunables import TunableValue, parse_change
 from envs.profile import Profile
 from envs.signals import Targets
@@ -43,7 +44,9 @@ def contender(text: str, world: World | None = None) -> Contender:
     try:
         return Contender(text, ThresholdPolicy(load_rules(text)), budgeted=is_budgeted(text))
     except RuleError as error:
-        raise ValueError("; ".join(error.problems)) from error
+        known, is_missing = ", ".join((KNOWN, *presets())), isinstance(error.__cause__, FileNotFoundError)
+        missing = one_line(f"{text}: no such rules file, nor a policy; known: {known}")
+        raise ValueError(missing if is_missing else "; ".join(error.problems)) from error
 
 
 def is_budgeted(text: str) -> bool:
@@ -134,6 +137,8 @@ def _auto(text: str, rest: str, world: World) -> Contender:
     return Contender("auto", chosen)
 
 
+KNOWN: Final = "none, static:KNOB=VALUE,..., predictor, learned:FOLDER, auto, unbudgeted:NAME"
+"""How every kind of :data:`KINDS` is written."""
 NEED_NOTHING: Final = ("predictor",)
 UNBUDGETED: Final = "unbudgeted:"
 _AS_PUBLISHED: Final = ("literature",)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from engine.tunables import TunableValue
 from envs.spaces import Observation
 from policies.base import Change, Decision, PolicyState
+from policies.expressions import show
 from policies.rules import Rule, RuleSet
 
 STEADY: Final = "steady"
@@ -133,14 +134,27 @@ class ThresholdPolicy:
         step = f"{knob} {observation.tunables[knob]} -> {value}"
         if rule is not None:
             seen = rule.when.seen(observation)
-            if rule.release is not None and not rule.when.holds(observation):
-                seen += f" (in force until {rule.release.text})"
+            if not rule.when.holds(observation):
+                seen = _staying(rule, observation, latches[rule.name]["held_ns"])
             return Decision(Change(knob, value), rule.name, f"{rule.because}: {seen}; {step}")
         asker = next((r for r in self.rules.rules if r.name == knobs[knob]["asker"]), None)
         if asker is None:
             return Decision(Change(knob, value), OTHERWISE, f"no rule asks for anything else; {step}")
         seen = (asker.release or asker.when).seen(observation)
         return Decision(Change(knob, value), asker.name, f"{asker.name} is over: {seen}; {step}")
+
+
+def _staying(rule: Rule, observation: Observation, held_ns: int | None) -> str:
+    """Why a rule is in force whose condition does not hold any more: the figures, what would end it, and for how long
+    that has held so far (``held_ns``, None if it does not hold).
+    """
+    names = dict.fromkeys((*rule.when.names, *(rule.release.names if rule.release is not None else ())))
+    seen = ", ".join(f"{name} {show(name, observation)}" for name in names)
+    if rule.release is not None and not rule.release_for_s:
+        return f"{seen} (in force until {rule.release.text})"
+    end = f"{rule.when.text} has not held" if rule.release is None else f"{rule.release.text} has held"
+    so_far = "" if held_ns is None else f", {held_ns / 1e9:.3g} s so far"
+    return f"{seen} (in force until {end} for {rule.release_for_s:g} s{so_far})"
 
 
 def _is_usable(state: PolicyState) -> bool:

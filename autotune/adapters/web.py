@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from autotune.adapters.page import MOST_BYTES
 from engine.control_client import EngineUnreachable
 from engine.json_text import load_json
-from engine.text import one_line
+from engine.text import one_line, trouble
 
 
 class Web:
@@ -71,8 +71,7 @@ class Web:
             error.close()
             raise EngineUnreachable(f"{self.url}{path}: answered {error.code}") from error
         except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise EngineUnreachable(one_line(f"no engine answers at {self.url} ({reason})")) from error
+            raise EngineUnreachable(one_line(f"no engine answers at {self.url} ({trouble(error)})")) from error
         if len(body) > MOST_BYTES:
             raise EngineUnreachable(f"{self.url}{path}: more than {MOST_BYTES} bytes")
         return body

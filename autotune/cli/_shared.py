@@ -73,7 +73,13 @@ JournalOption = Annotated[
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="The daemon's configuration.", show_default=False, parser=given_path),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The daemon's configuration: names engine, daemon and journal.",
+        show_default=False,
+        parser=given_path,
+    ),
 ]
 AdminOption = Annotated[
     str | None,
@@ -145,10 +151,18 @@ def configured(config: Path | None) -> Config | None:
 
 
 def connect(control: Path | None, config: Path | None = None, timeout_s: float = 5.0) -> ControlClient:
-    """A client of the engine that is named, the configuration's, or the default one; use it in ``with``."""
+    """A client of the engine that is named, the configuration's, or the default one; use it in ``with``.
+
+    Raises CliError for a configuration that names an engine of another make: those have no control socket.
+    """
     from engine.control_client import ControlClient  # noqa: PLC0415
 
     known = configured(config) if control is None else None
+    if known is not None and known.engine.kind != "autotune":
+        raise CliError(
+            f"{config}: {known.engine.kind} at {known.engine.url} has no control socket; "
+            f"autotune status --config {config} shows how it is, --control names an engine of ours"
+        )
     named = control if known is None else known.engine.control
     return ControlClient(named or default_control_socket(), timeout_s=timeout_s)
 

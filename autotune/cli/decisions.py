@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli._shared import CliError, ConfigOption, JournalOption, journal_path, reading_journal, reading_row
-from autotune.decisions import said
+from autotune.decisions import move_of, outcome_words, said
 from autotune.writers import who_of
 from engine.text import one_line
 
@@ -109,9 +109,9 @@ def _took_effect(tick: Tick) -> bool:
 
 def _line(row: dict[str, Any]) -> str:
     when = datetime.fromtimestamp(row["wall_s"], UTC).astimezone().strftime("%H:%M:%S")
-    old = "?" if row["old"] is None else row["old"]
-    head = f"{when} [{row['tick']}] {row['knob']} {old} -> {row['new']}: {row['verdict']}"
-    text = said(row["scenario"], row["reason"], row["why"])
+    move = move_of(row["knob"], row["old"], row["new"])
+    head = f"{when} [{row['tick']}] {move}: {row['verdict']}"
+    text = said(row["scenario"], row["reason"], row["why"], move)
     return one_line(f"{head} ({row['scenario']}, by {who_of(row['writer'])}) {text}", 1000)
 
 
@@ -127,7 +127,7 @@ def _effect_line(tick: int, effect: Any) -> str:
     also = f" (together with {', '.join(map(str, others))})" if others else ""
     if effect.get("without_service_s") is not None:
         parts.append(f"{effect['without_service_s']:.1f} s without service")
-    outcome = f"; {effect['outcome']}" if "outcome" in effect else ""
+    outcome = f"; {outcome_words(effect['outcome'])}" if "outcome" in effect else ""
     return one_line(f"         [{tick}] effect: {', '.join(parts) or 'nothing was measured'}{also}{outcome}", 1000)
 
 

@@ -18,6 +18,7 @@ from autotune.cli._shared import (
     reading_row,
     tick_id,
 )
+from autotune.decisions import outcome_words
 from autotune.writers import who_of
 from engine.text import one_line
 
@@ -101,7 +102,7 @@ def _done(tick: Tick) -> Iterator[str]:
     effect = tick.effect or {}
     yield f"measured: {_measured(effect)}"
     if "outcome" in effect:
-        yield f"outcome: {effect['outcome']}: {effect['why']}"
+        yield f"outcome: {outcome_words(effect['outcome'])} ({effect['why']})"
     yield f"undo: autotune undo {tick.id} (sets {decision['knob']}={decision['old']})"
 
 

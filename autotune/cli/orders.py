@@ -21,7 +21,7 @@ from autotune.cli._shared import (
     journal_path,
 )
 from engine.json_text import load_json
-from engine.text import one_line
+from engine.text import one_line, trouble
 
 _MODES = {"act": "active", "active": "active", "advise": "advise", "off": "off"}
 _TIMEOUT_S = 15
@@ -92,9 +92,8 @@ def _order(admin: str, token: str, name: str, body: dict[str, str]) -> dict[str,
     except urllib.error.HTTPError as error:
         raise CliError(_refusal(error)) from error
     except (OSError, ValueError, HTTPException, KeyError, TypeError) as error:
-        reason = getattr(error, "reason", error)
         raise CliError(
-            f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin"
+            f"no daemon answers at {admin} ({trouble(error)}); start one, or name its address with --admin"
         ) from error
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption, connect
+from autotune.cli._shared import CliError, ConfigOption, ControlOption, connect
 from engine.text import one_line
 
 
@@ -18,10 +18,11 @@ def register(app: typer.Typer) -> None:
 
 def pins(
     control: ControlOption = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The control API's answer, as JSON.")] = False,
 ) -> None:
     """Show the prefixes that requests asked to keep with prefix_ttl_s, soonest to end first."""
-    with connect(control) as client:
+    with connect(control, config) as client:
         view = client.pins()
     if as_json:
         typer.echo(json.dumps(view, indent=2))
@@ -41,6 +42,7 @@ def unpin(
         list[int] | None, typer.Argument(metavar="ID", help="Pins to end; autotune pins shows them.", min=1)
     ] = None,
     control: ControlOption = None,
+    config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="End all pins.")] = False,
 ) -> None:
     """End pins before their time. What they kept stays cached until room is needed."""
@@ -48,7 +50,7 @@ def unpin(
         raise CliError("--all ends every pin: give it without ids, or leave it out to end only those named", 2)
     if not everything and not pin_ids:
         raise CliError("name pins by their ids (autotune pins shows them), or give --all", 2)
-    with connect(control) as client:
+    with connect(control, config) as client:
         try:
             ended = client.unpin() if everything else sum(client.unpin(pin_id) for pin_id in pin_ids or ())
         except ValueError as error:

@@ -70,7 +70,8 @@ def replay(
     """Replay TRACE open loop and report latency, throughput and goodput.
 
     TRACE is CSV or JSON lines, gzip or not, in the Azure, BurstGPT or Mooncake form, or arrival_s,prompt_tokens,
-    output_tokens. Exits with 1 when nothing completed, 130 after Ctrl-C (with the summary so far).
+    output_tokens. Exits with 1 when nothing completed, 130 after Ctrl-C and 143 after SIGTERM (with the summary
+    so far).
     """
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
@@ -107,6 +108,7 @@ def replay(
     except ValueError as error:
         raise CliError(str(error), 2) from None
     targets = Targets(ttft_target, tbt_target, tbt_quantile)
+    signals: list[signal.Signals] = []
     outcome = asyncio.run(
         _session(
             workload,
@@ -120,10 +122,12 @@ def replay(
             },
             learn_options={"model": model, "vocab": vocab, "text": text},
             seed=seed,
+            signals=signals,
         )
     )
+    interrupted = 128 + (signals[0] if signals else signal.SIGINT)
     if outcome is None:  # interrupted before anything was sent
-        return 130
+        return interrupted
     result, sent, server = outcome
     summary = result.summary
     console.print(summary_table(summary, f"{sent.name}{' (stopped early)' if summary.partial else ''}"))
@@ -137,7 +141,7 @@ def replay(
     }
     _write(document, json_out, records_out, result)
     if summary.partial:
-        return 130
+        return interrupted
     if not summary.completed:
         raise CliError(f"no request completed; the first failure: {summary.first_failure or 'none was sent'}")
     return 0
@@ -175,7 +179,9 @@ async def _session(
     client_options: dict[str, Any],
     learn_options: dict[str, Any],
     seed: int,
+    signals: list[signal.Signals],
 ) -> tuple[Result, Trace, dict[str, Any]] | None:
+    """``signals``: gets those that ended it. None if one came before anything was sent."""
     from autotune.replay.client import Client  # noqa: PLC0415
     from autotune.replay.handshake import ServerError, learn  # noqa: PLC0415
     from autotune.replay.session import run_session  # noqa: PLC0415
@@ -184,8 +190,13 @@ async def _session(
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def interrupt(number: signal.Signals) -> None:
+        signals.append(number)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, interrupt, number)
     client = Client(endpoint, RealClock(), **client_options)
     learning = asyncio.create_task(learn(client, **learn_options))
     stopping = asyncio.create_task(stop.wait())

@@ -106,7 +106,7 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Demonstration: seed of the load; 1 if absent.")] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Demonstration: keep logs and journals here.", parser=given_path),
+        typer.Option(metavar="DIR", help="Demonstration: keep the last one's logs and journals.", parser=given_path),
     ] = None,
 ) -> int:
     """Run engine and daemon on a model until Ctrl-C; without --model, demonstrate them on the bundled one.
@@ -156,6 +156,8 @@ def _refuse(arguments: Sequence[str], why: str) -> None:
 def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
+    from autotune.demo.afterwards import program_words  # noqa: PLC0415
+    from autotune.demo.quality_note import quality_note  # noqa: PLC0415
     from autotune.demo.run import (  # noqa: PLC0415
         DemoError,
         DemoOptions,
@@ -174,10 +176,14 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     path, model = given.pop("profile", None), model or bundled_model()
     try:
         profile = None if path is None else read_profile(path)
-        given |= {"sides": sides(names, path or bundled_profile(model), profile), "profile": profile}
+        bundled = bundled_profile(model) if path is None else None
+        given |= {"sides": sides(names, path or bundled, profile), "profile": profile}
+        source = f"{path}" if bundled is None else f"the profile that comes with this model ({bundled.name})"
+        note = quality_note(profile if bundled is None else read_profile(bundled), source)
     except (ValueError, EngineError) as error:
         raise CliError(f"--policy, --against or --profile: {error}", 2) from error
-    options = DemoOptions(model=model, **given)
+    called = tuple(program_words(sys.argv[0], sys.executable))
+    options = DemoOptions(model=model, notes=(note,), called=called, **given)
     if options.workload not in CATALOGUE:
         raise CliError(f"--workload {options.workload!r} is not built in; choose one of {', '.join(CATALOGUE)}", 2)
     try:

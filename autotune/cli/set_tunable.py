@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption, connect, operator
+from autotune.cli._shared import CliError, ConfigOption, ControlOption, connect, operator
 from autotune.writers import LONGEST_PIN_S, RELEASE_PREFIX, not_the_daemons, pinned_by
 from engine.text import one_line
 from engine.tunables import TUNABLES, TunableValue, parse_change
@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
 def set_tunable(
     changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE", help="What to change, all or nothing.")],
     control: ControlOption = None,
+    config: ConfigOption = None,
     reason: Annotated[str, typer.Option(help="Kept with the change and shown to whoever asks.")] = "",
     if_revision: Annotated[
         int | None, typer.Option(help="Only if nothing was written since this revision.", min=0)
@@ -39,7 +40,7 @@ def set_tunable(
     `autotune tunables` shows the knobs and the values that they may take.
     """
     wanted = _parse(changes)
-    with connect(control) as client:
+    with connect(control, config) as client:
         answer = _patch(client, wanted, operator(), reason, if_revision)
     _report(wanted, answer)
 
@@ -49,12 +50,13 @@ def release(
         list[str] | None, typer.Argument(metavar="[KNOB]", help="Knobs that the daemon may move again; all if absent.")
     ] = None,
     control: ControlOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Give knobs back to the daemon. Their values stay until it moves them."""
     unknown = [knob for knob in knobs or () if knob not in TUNABLES]
     if unknown:
         raise CliError(f"unknown tunable {unknown[0]!r}; known: {', '.join(TUNABLES)}", 2)
-    with connect(control) as client:
+    with connect(control, config) as client:
         view = client.tunables()
         theirs = _theirs(view)
         for knob in dict.fromkeys(knobs or ()):
@@ -74,6 +76,7 @@ def pin(
     changes: Annotated[list[str], typer.Argument(metavar="KNOB=VALUE", help="What to change, all or nothing.")],
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, like 90s, 30m, 2h or 1d.")],
     control: ControlOption = None,
+    config: ConfigOption = None,
     reason: Annotated[str, typer.Option(help="Kept with the change and shown to whoever asks.")] = "",
 ) -> None:
     """Change knobs of a running engine for a while. The daemon leaves them alone until then, or `autotune release`.
@@ -84,7 +87,7 @@ def pin(
 
     wanted, seconds = _parse(changes), _seconds(duration)
     writer = pinned_by(operator(), RealClock().now_ns() + round(seconds * 1e9))
-    with connect(control) as client:
+    with connect(control, config) as client:
         answer = _patch(client, wanted, writer, reason, None)
     _report(wanted, answer, f"{{knob}}={{value}} for {duration}, then the daemon may move it again")
 

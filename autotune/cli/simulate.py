@@ -178,7 +178,7 @@ def _progress(console: Console) -> Any:
 def _show(console: Console, results: list[Played], setting: Any) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    from autotune.simulation.report import budget_note, overload_note, rows, shown_name  # noqa: PLC0415
+    from autotune.simulation.report import budget_note, notes_on, overload_note, rows, shown_name  # noqa: PLC0415
 
     header, cells = rows(results)
     # Policies as columns: names of figures are short, and a terminal is narrow.
@@ -197,6 +197,8 @@ def _show(console: Console, results: list[Played], setting: Any) -> None:
     free = budget_note(results)
     if free is not None:
         console.print(free, markup=False, soft_wrap=True)
+    for note in notes_on(results):
+        console.print(note, markup=False, soft_wrap=True)
     overload = overload_note(results)
     if overload is not None:
         console.print(overload, markup=False, soft_wrap=True, style="yellow")

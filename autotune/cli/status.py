@@ -23,7 +23,7 @@ from autotune.cli._shared import (
 )
 from engine.json_text import load_json
 from engine.sizes import format_size
-from engine.text import one_line
+from engine.text import one_line, trouble
 
 
 def register(app: typer.Typer) -> None:
@@ -138,8 +138,8 @@ def _daemon(admin: str) -> tuple[dict[str, Any], str]:
         with urllib.request.urlopen(f"{admin}/status", timeout=5) as answer:  # noqa: S310  # http only
             document = load_json(answer.read())
     except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        return {}, one_line(f"no daemon answers at {admin} ({reason}); start one, or name its address with --admin")
+        why = f"no daemon answers at {admin} ({trouble(error)}); start one, or name its address with --admin"
+        return {}, one_line(why)
     return (document, "") if isinstance(document, dict) else ({}, f"{admin}: not a daemon")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import ControlOption, connect, console_for_stdout
+from autotune.cli._shared import ConfigOption, ControlOption, connect, console_for_stdout
 from autotune.writers import STARTUP_WRITER, ends_ns, until_text, who_of
 from engine.clock import RealClock
 from engine.text import one_line
@@ -23,10 +23,11 @@ def register(app: typer.Typer) -> None:
 
 def tunables(
     control: ControlOption = None,
+    config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="The control API's answer, as JSON.")] = False,
 ) -> None:
     """Show every knob of the engine: desired and effective value, progress, and who wrote it last."""
-    with connect(control) as client:
+    with connect(control, config) as client:
         view = client.tunables()
     if as_json:
         typer.echo(json.dumps(view, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from autotune.demo.foretell import Foretold
 from autotune.demo.sides import NATIVE, Side
 from autotune.demo.sides_view import order_agreement, rounded, side_figures
-from autotune.demo.sizing import TBT_FACTOR, TTFT_FACTOR, Rates, SizedLoad
+from autotune.demo.sizing import Rates, SizedLoad
 from autotune.demo.watch import Seen
 from autotune.replay.summary import Percentiles, Summary
 from autotune.replay.view import seconds
@@ -23,11 +24,12 @@ from envs.workload.trace import Trace
 
 @dataclass(frozen=True)
 class Arm:
-    """One replay, and what it was run under."""
+    """One replay, and what it was run under. ``journal``: its daemon's, None without one."""
 
     side: Side
     summary: Summary
     seen: Seen
+    journal: Path | None = None
 
     @property
     def inside(self) -> float:
@@ -62,12 +64,13 @@ def load_lines(load: SizedLoad, trace: Trace) -> list[str]:
         ),
         (
             f"this machine serves {load.native_limit_rps:.2f} requests/s with {load.native_running} at once and "
-            f"{load.small_limit_rps:.2f} with {load.small_running}; the peaks offer {load.peak_rps:.2f}: a native "
-            "cache saturates there, for lack of memory"
+            f"{load.small_limit_rps:.2f} with {load.small_running}, if none is computed twice; the peaks offer "
+            f"{load.peak_rps:.2f}: a native cache is full then, and requests that it has to preempt are computed "
+            "again, which takes the time that the queue would need"
         ),
         (
-            f"targets for goodput: TTFT <= {seconds(load.ttft_target_s)} ({TTFT_FACTOR:g} x idle), p95 TBT of a "
-            f"request <= {seconds(load.tbt_target_s)} ({TBT_FACTOR:g} x a step that also takes in a prompt)"
+            f"targets for goodput: TTFT <= {seconds(load.ttft_target_s)} ({load.ttft_why}), p95 TBT of a request <= "
+            f"{seconds(load.tbt_target_s)} ({load.tbt_why})"
         ),
     ]
 

@@ -1,6 +1,7 @@
 """The demonstration from start to end: measure, size, replay with tuning and without, compare.
 
-Everything that it starts is stopped again, whatever happens; Ctrl-C ends it at any moment with exit code 130.
+Everything that it starts is stopped again, whatever happens; Ctrl-C ends it at any moment with exit code 130, another
+signal with 128 and its number.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +19,19 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from autotune.child import SupervisorError
-from autotune.decisions import DecisionRecord
+from autotune.demo.afterwards import how_to_look
+from autotune.demo.decision_lines import EXPLAINED, DecisionLines
 from autotune.demo.foretell import Foretold, foretell
 from autotune.demo.load import kv_memory, sized_traces
 from autotune.demo.probe import ProbeError, measure
 from autotune.demo.report import Arm, comparison, load_lines, machine_lines, print_lines, result
+from autotune.demo.run_folder import RunFolderError, run_folder
 from autotune.demo.sides import DEFAULT_SIDES, Side
 from autotune.demo.sides_view import sides_table
 from autotune.demo.sizing import Rates, SizedLoad
 from autotune.demo.stack import VERBS, EngineSpec, Stack, daemon_config, new_stack, supervisor
-from autotune.demo.watch import ANSWERED, Watcher
+from autotune.demo.verdict import verdict
+from autotune.demo.watch import Watcher
 from autotune.replay.client import Client
 from autotune.replay.handshake import ServerError, learn
 from autotune.replay.runner import connection_bound
@@ -50,7 +52,10 @@ SETTLE_S = 9.0
 READY_S = 900.0  # the first start compiles kernels, which takes a slow machine minutes
 REQUEST_TIMEOUT_S = 300.0
 ARMS_ABREAST = 4  # columns that fit a terminal
-INTERRUPTED = 130
+STARVED = (
+    "if this machine has little processor time to spare, stop what runs beside it and start again: "
+    "kernels that have been compiled are kept"
+)
 T = TypeVar("T")
 _MAX_WAITING = ("--max-waiting", "100000")  # a full queue is a latency to be measured here, not an error
 
@@ -68,8 +73,9 @@ class DemoOptions:
     """What to demonstrate.
 
     ``sides``: what every round is replayed under, the one to be shown first; at least two. ``profile``: of this model
-    on this machine, with which the simulator then says how the sides should have compared.
-    ``run_folder`` None: a temporary one, removed at the end unless something failed.
+    on this machine, with which the simulator then says how the sides should have compared. ``notes``: said with the
+    load. ``run_folder`` None: a temporary one, removed at the end unless something failed; one that is named holds the
+    last demonstration. ``called``: how this program is called, as words.
     """
 
     model: Path
@@ -81,7 +87,9 @@ class DemoOptions:
     sides: tuple[Side, ...] = DEFAULT_SIDES
     profile: Profile | None = None
     seed: int = 1
+    notes: tuple[str, ...] = ()
     run_folder: Path | None = None
+    called: tuple[str, ...] = ("autotune",)
     program: tuple[str, ...] = VERBS  # what runs the verb `engine`
     settle_s: float = SETTLE_S
 
@@ -91,28 +99,39 @@ def run_demo(options: DemoOptions, clock: Clock, console: Console) -> int:
 
     Raises DemoError.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kv-autotune-")) if options.run_folder is None else options.run_folder
-    keep = options.run_folder is not None
     try:
-        document = asyncio.run(_Demo(options, folder, clock, console).run())
-    except _Interrupted:
-        console.print("stopped", highlight=False)
-        return INTERRUPTED
-    except (SupervisorError, ServerError, ProbeError, EngineUnreachable, OSError, ValueError) as error:
-        keep = True
-        raise DemoError(f"{error} (logs: {folder})") from error
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        with run_folder(options.run_folder) as folder:
+            demo = _Demo(options, folder.path, keeps=folder.keep, clock=clock, console=console)
+            try:
+                document = asyncio.run(demo.run())
+            except _Interrupted:
+                console.print("stopped", highlight=False)
+                return 128 + demo.signal
+            except (SupervisorError, ServerError, ProbeError, EngineUnreachable, OSError, ValueError) as error:
+                folder.keep = True
+                raise DemoError(f"{_text(error)} (logs: {folder.path})") from error
+    except (OSError, RunFolderError) as error:
+        raise DemoError(_text(error)) from error
     console.file.write(json.dumps(document) + "\n")
     console.file.flush()
     return 0 if document["requests_completed"] else 1
 
 
+def _text(error: Exception) -> str:
+    """Of a file's trouble, which file and what."""
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    return str(error)
+
+
 class _Demo:
-    def __init__(self, options: DemoOptions, folder: Path, clock: Clock, console: Console) -> None:
+    """``keeps``: whether the folder is there afterwards."""
+
+    def __init__(self, options: DemoOptions, folder: Path, *, keeps: bool, clock: Clock, console: Console) -> None:
+        self.signal = signal.SIGINT  # the first one that came
         self._options = options
         self._folder = folder
+        self._keeps = keeps
         self._clock = clock
         self._console = console
         self._stop = asyncio.Event()
@@ -123,10 +142,11 @@ class _Demo:
     async def run(self) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._interrupt)
+            loop.add_signal_handler(number, self._interrupt, number)
         options = self._options
         engine = EngineSpec(options.model, options.device, options.dtype, extra=_MAX_WAITING, program=options.program)
-        self._say(f"1. Measuring what this machine sustains ({options.model.name}; a first start compiles kernels)")
+        first = "a first start compiles kernels, a minute or two"
+        self._say(f"1. Measuring what this machine sustains ({options.model.name}; {first})")
         try:
             memory = kv_memory(options.model, options.dtype)
         except ValueError as error:
@@ -138,7 +158,8 @@ class _Demo:
             duration_s=options.duration_s, number=options.pairs, seed=options.seed,
         )  # fmt: skip
         self._say("2. The load")
-        print_lines(self._console, load_lines(load, traces[0]))
+        explained = [*options.notes, EXPLAINED] if any(one.is_tuned for one in self._sides) else []
+        print_lines(self._console, [*load_lines(load, traces[0]), *explained])
         engine = replace(engine, pool_bytes=load.pool_bytes)
         arms: list[Arm] = []
         for turns, trace in enumerate(traces):
@@ -153,6 +174,8 @@ class _Demo:
         document = result(arms, load, rates, self._sides, await self._foretell(traces, load))
         if len(self._sides) > 2 or options.profile is not None:
             self._console.print(sides_table(document["sides"]))
+        for line in (*verdict(arms, self._sides), *how_to_look(arms, options.called)):
+            self._say(line)
         return document
 
     async def _foretell(self, traces: list[Trace], load: SizedLoad) -> dict[str, Foretold]:
@@ -185,11 +208,13 @@ class _Demo:
         engine = replace(engine, extra=(*engine.extra, *one.engine_options))
         async with self._stack(engine, load, one) as stack, _client(stack, self._clock) as client:
             server = await self._unless_stopped(learn(client, model=None))
-            watcher = Watcher(stack, self._show)
+            lines = DecisionLines(self._say)
+            watcher = Watcher(stack, lines.show)
             watcher.start()
             try:
                 if one.is_tuned:
                     await self._unless_stopped(asyncio.sleep(self._options.settle_s))
+                lines.began_wall_s = self._clock.wall_s()
                 outcome = await run_session(
                     trace,
                     client,
@@ -202,9 +227,10 @@ class _Demo:
                 )
             finally:
                 seen = await asyncio.to_thread(watcher.stop)
+                lines.end()
         if outcome.progress.stopped or self._stop.is_set():
             raise _Interrupted
-        return Arm(one, outcome.summary, seen)
+        return Arm(one, outcome.summary, seen, stack.journal if one.is_tuned and self._keeps else None)
 
     @contextlib.asynccontextmanager
     async def _stack(
@@ -226,7 +252,8 @@ class _Demo:
         try:
             if self._stop.is_set():
                 raise _Interrupted
-            with waiting(self._console, f"  starting the engine{' and the daemon' if config else ''}"):
+            still = "compiling kernels for this processor" if self._stacks == 1 else "starting"
+            with waiting(self._console, f"  starting the engine{' and the daemon' if config else ''}", f"  {still}"):
                 await asyncio.to_thread(_start, children)
             if self._stop.is_set():
                 raise _Interrupted
@@ -251,15 +278,12 @@ class _Demo:
             raise _Interrupted
         return task.result()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, number: signal.Signals) -> None:
+        if not self._stop.is_set():
+            self.signal = number
         self._stop.set()
         if self._running is not None:
             self._running.request_stop()
-
-    def _show(self, decision: DecisionRecord) -> None:
-        """What the guard held back is counted in the comparison; what reached the engine is shown."""
-        if decision.verdict in ANSWERED:
-            self._say(f"  {decision.line()}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -267,7 +291,7 @@ class _Demo:
 
 def _start(children: Supervisor) -> None:
     children.start()
-    children.wait_ready(READY_S)
+    children.wait_ready(READY_S, STARVED)
 
 
 @contextlib.asynccontextmanager

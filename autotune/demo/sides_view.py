@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def side_figures(arms: Sequence[Arm], sides: Sequence[Side], foretold: Mapping[str, Foretold]) -> dict[str, Any]:
-    """By side: figures of every round, and the ratios of its goodput to native's of the same round (to the last
-    side's, if native is none of them), with their median, least and most. A ratio to nothing is left out.
+    """By side: figures of every round, and ``ratio``, of its goodput to native's of the same round (to the last side's,
+    if native is none of them), the median of the rounds; with several of them ``ratio_range`` as well, the least and
+    the most. A ratio to nothing is left out.
     """
     reference = next((one for one in sides if one.name == NATIVE), sides[-1])
     base = [arm.summary.goodput_rps for arm in arms if arm.side == reference]
@@ -39,7 +40,9 @@ def side_figures(arms: Sequence[Arm], sides: Sequence[Side], foretold: Mapping[s
             "preemptions": sum(arm.seen.preemptions for arm in mine),
             "evicted_tokens": sum(arm.seen.evicted_tokens for arm in mine),
             "ratio_to": reference.name,
-            "ratio": [rounded(min(ratios)), rounded(median(ratios)), rounded(max(ratios))] if ratios else None,
+            "ratio": rounded(median(ratios)) if ratios else None,
+            # Of one round it would look like an interval, and be none.
+            **({"ratio_range": [rounded(min(ratios)), rounded(max(ratios))]} if len(ratios) > 1 else {}),
             **({"foretold_inside": [rounded(x) for x in foretold[one.name].inside]} if one.name in foretold else {}),
         }
     return found
@@ -62,20 +65,28 @@ def sides_table(figures: Mapping[str, Any]) -> Table:
     table.add_column("", overflow="fold")
     reference = next(iter(figures.values()))["ratio_to"]
     against = "native" if reference == NATIVE else reference
-    for title in ("inside the targets", f"goodput over {against}'s (least to most)", "lost", "changes", "foretold"):
+    several = any("ratio_range" in row for row in figures.values())
+    over = f"goodput over {against}'s" + (" (least to most)" if several else "")
+    for title in ("inside the targets", over, "lost", "changes", "foretold"):
         table.add_column(title, justify="right")
     for name, row in figures.items():
-        ratio = row["ratio"]
         told = row.get("foretold_inside")
         table.add_row(
             "static native" if name == NATIVE else name,
             f"{fmean(row['inside']):.0%}",
-            "-" if ratio is None else f"{ratio[1]:.2f} ({ratio[0]:.2f} to {ratio[2]:.2f})",
+            _ratio(row),
             str(row["lost"]),
             str(row["decisions_applied"]),
             "-" if told is None else f"{fmean(told):.0%}",
         )
     return table
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    if row["ratio"] is None:
+        return "-"
+    least, most = row.get("ratio_range", (None, None))
+    return f"{row['ratio']:.2f}" + ("" if least is None else f" ({least:.2f} to {most:.2f})")
 
 
 def rounded(value: float) -> float:

@@ -27,6 +27,7 @@ TTFT_FACTOR = 10.0
 TBT_FACTOR = 2.0
 LEAST_TTFT_S, LEAST_TBT_S = 0.25, 0.01
 MAX_NATIVE_SLABS = 4096
+_LEAST = "the least taken"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class SizedLoad:
-    """A pool and a load. ``native_running``: average requests that fit in native; ``small_running``: compressed."""
+    """A pool and a load. ``native_running``: average requests that fit in native; ``small_running``: compressed.
+
+    ``ttft_why``, ``tbt_why``: where the targets come from, for people.
+    """
 
     length_scale: float
     mean_prompt_tokens: float
@@ -84,6 +88,8 @@ class SizedLoad:
     peak_rps: float
     ttft_target_s: float
     tbt_target_s: float
+    ttft_why: str
+    tbt_why: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,6 +119,11 @@ def size(rates: Rates, memory: Memory, scale: float, mean_prompt: float, mean_ou
     small_running = max(running, int(tokens * memory.native_token_bytes / small_bytes))
     native_limit = rates.capacity_rps(mean_prompt, mean_output, running)
     small_limit = rates.capacity_rps(mean_prompt, mean_output, small_running)
+    longer = max(1.0, mean_prompt / rates.probe_prompt_tokens)
+    ttft_s = TTFT_FACTOR * rates.ttft_s * longer
+    # While others' prompts are computed, a token takes a step and a prompt: users see that on an idle machine too.
+    tbt_s = TBT_FACTOR * (running / rates.decode_tps(running) + mean_prompt / rates.prefill_tps)
+    idle = f"{TTFT_FACTOR:g} x idle" + (f", for a prompt {longer:.2g} times as long" if longer > 1 else "")
     return SizedLoad(
         length_scale=scale,
         mean_prompt_tokens=mean_prompt,
@@ -124,9 +135,8 @@ def size(rates: Rates, memory: Memory, scale: float, mean_prompt: float, mean_ou
         native_limit_rps=native_limit,
         small_limit_rps=small_limit,
         peak_rps=native_limit * (small_limit / native_limit) ** PEAK_BETWEEN,
-        ttft_target_s=max(LEAST_TTFT_S, TTFT_FACTOR * rates.ttft_s * max(1.0, mean_prompt / rates.probe_prompt_tokens)),
-        # While others' prompts are computed, a token takes a step and a prompt: users see that on an idle machine too.
-        tbt_target_s=max(
-            LEAST_TBT_S, TBT_FACTOR * (running / rates.decode_tps(running) + mean_prompt / rates.prefill_tps)
-        ),
+        ttft_target_s=max(LEAST_TTFT_S, ttft_s),
+        tbt_target_s=max(LEAST_TBT_S, tbt_s),
+        ttft_why=idle if ttft_s > LEAST_TTFT_S else _LEAST,
+        tbt_why=f"{TBT_FACTOR:g} x a step that also takes in a prompt" if tbt_s > LEAST_TBT_S else _LEAST,
     )

@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from autotune.child import ChildSpec
+from autotune.demo.run_folder import JOURNAL
 from autotune.supervisor import Supervisor
 from engine.clock import Clock
 from engine.control_client import ControlClient, EngineUnreachable
@@ -56,6 +57,10 @@ class Stack:
     @property
     def control(self) -> Path:
         return self.folder / "engine.sock"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / JOURNAL
 
     @property
     def decisions_url(self) -> str | None:
@@ -123,7 +128,7 @@ def daemon_config(
         "targets": {"ttft_s": ttft_target_s, "tbt_s": tbt_target_s},
         "policy": dict(policy),
         "guard": {"dwell_s": DWELL_S},
-        "journal": {"path": str(stack.folder / "journal.sqlite")},
+        "journal": {"path": str(stack.journal)},
         "admin": {"host": "127.0.0.1", "port": stack.admin_port},
     }
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import httpx
 
 from engine.json_text import load_json
-from engine.text import one_line
+from engine.text import one_line, trouble
 
 _MOST_SAID: Final = 300
 
@@ -92,7 +92,7 @@ class Prometheus:
         try:
             answer = self._client.post("query", data={"query": query})
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PrometheusError(f"{self.url}: no Prometheus answers ({error or type(error).__name__})") from error
+            raise PrometheusError(f"{self.url}: no Prometheus answers ({trouble(error)})") from error
         try:
             body = load_json(answer.content)
         except ValueError as error:

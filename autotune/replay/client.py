@@ -14,6 +14,7 @@ from autotune.replay.records import Outcome, RequestRecord
 from autotune.replay.wire import Endpoint, EventParser, ResponseParser, WireError
 from engine.clock import Clock
 from engine.json_text import load_json
+from engine.text import trouble
 
 DONE = b"[DONE]"
 _MOST_TOKENS = 1 << 24  # of one request: more than any model has
@@ -165,7 +166,7 @@ class Client:
             record.fail("bad_response", str(error), self.now_s())
         except OSError as error:
             kind = "connect" if isinstance(error, ConnectionRefusedError) else "disconnected"
-            record.fail(kind, str(error), self.now_s())
+            record.fail(kind, trouble(error), self.now_s())
         else:
             self._release(connection)
             record.status = connection.parser.status

@@ -10,6 +10,7 @@ from autotune.replay.client import Answer, Client, token_count
 from autotune.replay.prompts import WORDS, PromptMaker, TextPrompts, TokenPrompts
 from autotune.replay.wire import WireError
 from engine.recording import PROBE_HEADER
+from engine.text import trouble
 from envs.workload.trace import Trace, TraceRequest
 
 # Richest first: exact counts per event and exact lengths, exact lengths, plain OpenAI.
@@ -84,8 +85,7 @@ async def learn(client: Client, *, model: str | None, vocab: int | None = None, 
         if server is None:
             raise ServerError(f"{client.endpoint.url} takes no completion request: {refusal}")
     except (OSError, WireError) as error:
-        reason = str(error) or type(error).__name__
-        raise ServerError(f"no OpenAI-compatible server answers at {client.endpoint.url}: {reason}") from None
+        raise ServerError(f"no OpenAI-compatible server answers at {client.endpoint.url}: {trouble(error)}") from None
     return server
 
 

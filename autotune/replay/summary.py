@@ -21,6 +21,11 @@ class Targets:
     tbt_s: float | None = None
     tbt_quantile: float = 0.95
 
+    @property
+    def are_given(self) -> bool:
+        """Whether there is anything to be inside of."""
+        return self.ttft_s is not None or self.tbt_s is not None
+
     def met(self, record: RequestRecord, tolerance: float = 1.0) -> bool:
         """Whether a completed request was inside all targets, each widened by ``tolerance``."""
         if record.outcome is not Outcome.COMPLETED:
@@ -46,7 +51,8 @@ class Summary:
     """Rates are per second from the first arrival to the last answer (``duration_s``), as load tools count them.
 
     ``goodput_rps``: completed requests inside all targets. ``apdex``: (inside + half of those inside four times the
-    targets) / (completed + failed), the satisfaction index of the Apdex Alliance. None: not known. ``failed`` leaves
+    targets) / (completed + failed), the satisfaction index of the Apdex Alliance; None without targets, which it is by
+    definition about. None: not known. ``failed`` leaves
     out requests that the user's interrupt cancelled.
     """
 
@@ -113,7 +119,7 @@ def summarise(records: Sequence[RequestRecord], targets: Targets, *, partial: bo
         within_targets=within,
         goodput_rps=within / duration_s,
         slo_attainment=within / judged if judged else None,
-        apdex=(within + tolerable) / 2 / judged if judged else None,
+        apdex=(within + tolerable) / 2 / judged if judged and targets.are_given else None,
         targets=targets,
         partial=partial,
     )

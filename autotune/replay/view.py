@@ -70,7 +70,7 @@ def summary_table(summary: Summary, title: str) -> Table:
         ("whole request p50/p95/p99", _triple(summary.e2e)),
         ("throughput", throughput),
         ("goodput", f"{summary.goodput_rps:.2f} requests/s{_targets(summary)}"),
-        ("Apdex", "-" if summary.apdex is None else f"{summary.apdex:.3f}"),
+        *([("Apdex", f"{_apdex(summary)} by the same targets")] if summary.targets.are_given else []),
         ("sent late by p50/p95/p99", _triple(summary.send_delay)),
     ]
     if summary.cached_prompt_tokens is not None:
@@ -134,6 +134,10 @@ def _p95(values: Percentiles | None) -> str:
 
 def _triple(values: Percentiles | None) -> str:
     return "-" if values is None else " / ".join(seconds(v) for v in (values.p50_s, values.p95_s, values.p99_s))
+
+
+def _apdex(summary: Summary) -> str:
+    return "-" if summary.apdex is None else f"{summary.apdex:.3f}"
 
 
 def _kinds(summary: Summary) -> str:

@@ -68,6 +68,31 @@ def shown_name(played: Played) -> str:
     return played.name if played.budgeted else f"{played.name} (no budget)"
 
 
+def notes_on(results: Sequence[Played]) -> list[str]:
+    """What a reader of the table would wonder about: columns that are the same, and hits that nobody counted."""
+    notes = []
+    groups: dict[tuple[str, ...], list[Played]] = {}
+    for played in results:
+        groups.setdefault(tuple(_cells(played)[1:-1]), []).append(played)  # all but the name and the changes
+    for same in groups.values():
+        if len(same) > 1:
+            names = " and ".join(", ".join(one.name for one in same).rsplit(", ", 1))
+            full = max(_fullest(one) for one in same)
+            why = "whatever was changed" if any(one.moves for one in same) else "as nothing was changed"
+            notes.append(
+                f"{names} came out the same, {why} (the KV pool was at most {full:.0%} full); more load (--rate-scale) "
+                "or a smaller pool (--kv-pool-bytes) may tell them apart"
+            )
+    if results and not any(one.queried_tokens for one in results):
+        notes.append("hits: -, as no prompts of this workload begin alike, so none were looked up in the prefix cache")
+    return notes
+
+
+def _fullest(played: Played) -> float:
+    most = max((sum(row.resident.values()) for row in played.rows), default=0)
+    return most / played.pool_bytes if played.pool_bytes else 0.0
+
+
 def _cells(played: Played) -> list[str]:
     hits = played.cached_tokens / played.queried_tokens if played.queried_tokens else None
     return [
@@ -94,6 +119,7 @@ def html(results: Sequence[Played], setting: Setting) -> str:
     overload = overload_note(results)
     if overload is not None:
         body.append(f'<p class="warn">{escape(overload[0].upper() + overload[1:])}.</p>')
+    body += [f"<p>{escape(note)}.</p>" for note in notes_on(results)]
     body.append(
         f"<p>{escape(setting.profile)}. Targets: {escape(setting.targets_text)}. "
         f"A decision every {setting.interval_s:g} s, seed {setting.seed}.</p>"

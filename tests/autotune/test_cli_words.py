@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from autotune.cli import app
 from autotune.journal import Journal
 from autotune.journal_file import Tick
 from autotune.writers import pinned_by
@@ -163,3 +165,77 @@ def test_a_user_who_cannot_be_is_refused(autotune: Any, uid: str) -> None:
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "--control-uid: " in err
     assert "a user is a number from 0 to 4294967294" in err
+
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PLACES = {"--control", "--admin", "--token-file", "--journal"}
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for option in command.params for name in option.opts}
+
+
+def test_every_command_that_asks_a_running_engine_or_daemon_takes_its_configuration() -> None:
+    """One option finds engine, daemon and journal alike, whatever a command needs of them."""
+    starts_one = {"run", "engine", "daemon", "fleet"}
+    family = {verb: options_of(one) for verb, one in COMMANDS.items() if verb not in starts_one}
+    family = {verb: options for verb, options in family.items() if options & PLACES}
+    known = "tunables set release pin pins unpin audit status decisions explain undo mode reload doctor".split()
+    assert {*known, "replay-decisions", "score-advice"} <= family.keys()
+    assert [verb for verb, options in family.items() if "--config" not in options] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("tunables",), ("set", "block_size=64"), ("pin", "block_size=64", "--for", "2h"), ("release",), ("pins",),
+     ("unpin", "--all"), ("audit",)],
+)  # fmt: skip
+def test_the_configuration_says_where_the_engine_is(
+    autotune: Any, socket: Any, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    _, path = socket
+    config = tmp_path / "c.yaml"
+    config.write_text(f"engine: {{control: {path}}}\n")
+    code, out, err = autotune(*arguments, "--config", str(config))
+    where = out + err
+    assert "no engine listens here" not in where
+    if arguments[0] in {"tunables", "set", "pin", "release"}:  # the stand-in has no pins and no books
+        assert code == 0, err
+    config.write_text("engine: {kind: vllm, url: 'http://127.0.0.1:9'}\n")
+    code, _, err = autotune(*arguments, "--config", str(config))
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "vllm at http://127.0.0.1:9 has no control socket; autotune status --config" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("status",), ("mode", "off"), ("reload",), ("tunables",), ("doctor",), ("replay", "chat-steady")]
+)
+def test_what_does_not_answer_is_told_in_words(autotune: Any, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """The system's numbers (`[Errno 2]`) stood behind a message that had said it all."""
+    (tmp_path / "admin.token").write_text("x" * 32)
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"engine: {{control: {tmp_path / 'no.sock'}}}\nadmin: {{port: 9}}\njournal: {{path: {tmp_path / 'j.db'}}}\n"
+    )
+    where = ("--url", "http://127.0.0.1:9") if arguments[0] == "replay" else ("--config", str(config))
+    code, out, err = autotune(*arguments, *where)
+    assert code == 1 or arguments[0] == "doctor"
+    assert "Errno" not in out + err
+    if arguments[0] in {"status", "tunables", "doctor"}:
+        assert (
+            "no engine listens here; start one with `autotune engine`, or name its socket with --control" in out + err
+        )
+        assert "No such file" not in out + err
+    if arguments[0] in {"status", "mode", "reload"}:
+        assert "(Connection refused)" in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("decisions",), ("explain", "3"), ("undo",), ("replay-decisions",), ("score-advice",)]
+)
+def test_without_a_journal_one_line_says_what_to_give(
+    autotune: Any, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    code, out, err = autotune(*arguments, "--journal", str(tmp_path / "none.db"))
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.rstrip().endswith("none.db: No such file or directory; name the daemon's with --journal or --config")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from autotune.cli import decisions
+from autotune.decisions import DecisionRecord, outcome_words
 from autotune.journal_file import Tick
+from policies.judgement import Outcome
 
 
 def tick(number: int, verdict: str = "refused") -> Tick:
@@ -65,4 +67,25 @@ def test_following_shows_an_effect_once_with_its_outcome(
         decisions.decisions(number=2, follow=True, journal=Path("journal.db"), config=None, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    assert lines[1] == "[1] effect: TTFT tail 2 -> 0.5 s; met"
+    assert lines[1] == "[1] effect: TTFT tail 2 -> 0.5 s; kept: no tail counts against it"
+
+
+def test_an_outcome_is_told_in_words_wherever_people_read_it() -> None:
+    """A bare "met" stood beside figures that were worse than before."""
+    page = (Path(decisions.__file__).parents[1] / "dashboard/static/decisions.js").read_text(encoding="utf-8")
+    for outcome in Outcome:
+        assert outcome_words(outcome).split()[0].strip(":,") in {"kept", "missed", "unclear"}
+        assert f"{outcome}: " in page
+    assert outcome_words("of a later version") == "of a later version"
+
+
+def test_a_line_has_the_change_once() -> None:
+    head = DecisionRecord(7, 0.0, "kv_format", "native", "int4", "scarce", "", "autotune", "applied", "")
+    for reason in ("demand grows: kv_demand 0.9; kv_format native -> int4", "kv_format native -> int4: demand grows"):
+        assert replace(head, reason=reason).line().count("kv_format native -> int4") == 1
+        row = {**head.to_json(), "reason": reason}
+        assert decisions._line(row).count("kv_format native -> int4") == 1
+    # What was done is not what was wanted: both are told.
+    clamped = replace(head, new="int8", reason="demand grows; kv_format native -> int4")
+    assert "kv_format native -> int8 applied" in clamped.line()
+    assert clamped.line().endswith("demand grows; kv_format native -> int4")

@@ -148,7 +148,7 @@ def test_explain_tells_the_whole_story(changed: Any, autotune: Any) -> None:
     assert told["guard"] == "guard: allowed: kv_format native -> int4"
     assert told["written"] == "written: applied at revision 1"
     assert "ttft_tail_s 3" in told["measured"]
-    assert told["outcome"].startswith("outcome: met: ")
+    assert told["outcome"].startswith("outcome: kept: no tail counts against it (")
     assert told["undo"] == f"undo: autotune undo {number} (sets kv_format=native)"
     code, out, _ = autotune("explain", "1", *journal)
     assert code == 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child import SUPERVISOR_PID, BackOff, ChildSpec, SupervisorError
+from autotune.child import SUPERVISOR_PID, BackOff, ChildSpec, SupervisorError, _message_of
 from autotune.supervisor import Supervisor, die_with_parent
 from engine.clock import RealClock
 
@@ -142,6 +142,32 @@ def test_never_ready_is_an_error_with_a_limit(start: Any) -> None:
     running = start(ChildSpec("engine", python(SLEEPER), ready=lambda: False))
     with pytest.raises(SupervisorError, match=r"engine was not ready after 0\.2 s"):
         running.wait_ready(0.2)
+
+
+def test_a_start_that_takes_too_long_says_what_to_do_and_what_was_said_last_in_words(start: Any) -> None:
+    """A machine without processor time to spare: the error ended in the engine's log record, as JSON."""
+    record = '{"time": "2026-12-01T00:00:00Z", "level": "info", "logger": "engine", "message": "compiling"}'
+    said, printing = threading.Event(), python(SLEEPER.replace("'up'", repr(record)))
+    running = start(ChildSpec("engine", printing, ready=lambda: False, output=lambda _: said.set()))
+    assert said.wait(60)
+    with pytest.raises(SupervisorError) as caught:
+        running.wait_ready(0.2, "start it again")
+    assert str(caught.value) == "engine was not ready after 0.2 s; start it again; it said last: compiling"
+    assert caught.value.problem == "engine was not ready after 0.2 s; start it again"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"message": "a\\nb"}', "a b"),
+        ('{"level": "info"}', '{"level": "info"}'),
+        ('{"message": 3}', '{"message": 3}'),
+        ("{torn", "{torn"),
+        ("engine: the weights are torn", "engine: the weights are torn"),
+    ],
+)
+def test_last_words_are_what_a_record_says(line: str, words: str) -> None:
+    assert _message_of(line) == words
 
 
 def test_stop_while_waiting_for_readiness(start: Any) -> None:

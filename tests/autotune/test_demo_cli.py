@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from autotune import together
 from autotune.cli import app
 from autotune.cli._shared import fail_with
 from autotune.demo.run import bundled_model
+from engine.clock import RealClock
 from engine.serve import options_from, parser
 
 MODEL = str(bundled_model())
@@ -31,7 +35,7 @@ MODEL = str(bundled_model())
         (2, "/nowhere", ["--profile", "/nowhere"]),
         (2, "--profile: only with --demo", ["--model", MODEL, "--profile", "p.yaml"]),
         (2, "--duration", ["--duration", "inf"]),
-        (2, "/nowhere: No such file", ["--rules", "/nowhere"]),
+        (2, "/nowhere: no such rules file, nor a policy; known: none, static:", ["--rules", "/nowhere"]),
         (2, "/: Is a directory", ["--against", "/"]),
         (2, "--seed", ["--seed", "-1"]),
         (2, "--port: only with --model and without --demo", ["--port", "9"]),
@@ -104,6 +108,34 @@ def test_the_engine_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert options.tunables == {"kv_format": "int8", "block_size": "64"}
     assert options.control_path == control == Path("/tmp/c.sock")
     assert daemon == [*both, "--config", str(tmp_path / "daemon.yaml")]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 0)], ids=str)
+def test_exit_codes_of_signals_are_the_shells_but_for_a_service_managers(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    class Signalled:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def start(self) -> None: ...
+
+        def wait_ready(self, _limit_s: float, _advice: str) -> None: ...
+
+        def wait(self) -> None:
+            os.kill(os.getpid(), number)
+
+        def request_stop(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(together, "Supervisor", Signalled)
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        console = Console(file=io.StringIO())
+        assert together.run_together([], [], Path("/nowhere"), RealClock(), console) == code
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @pytest.mark.slow

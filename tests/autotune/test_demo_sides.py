@@ -104,13 +104,26 @@ def test_sides_are_compared_round_by_round_with_native() -> None:
     arms = [arm(one.name, good) for one, good in zip((*three, *three), (12, 8, 4, 18, 9, 6), strict=True)]
     figures = side_figures(arms, three, {})
     assert figures["default"]["inside"] == [0.6, 0.9]
-    assert figures["default"]["ratio"] == [3.0, 3.0, 3.0]
-    assert figures["static:kv_format=int4"]["ratio"] == [1.5, 1.75, 2.0]
+    assert (figures["default"]["ratio"], figures["default"]["ratio_range"]) == (3.0, [3.0, 3.0])
+    int4 = figures["static:kv_format=int4"]
+    assert (int4["ratio"], int4["ratio_range"]) == (1.75, [1.5, 2.0])
     assert figures[NATIVE]["lost"] == 2
     assert {row["ratio_to"] for row in figures.values()} == {NATIVE}
     console = Console(record=True, width=120)
     console.print(sides_table(figures))
     assert "1.75 (1.50 to 2.00)" in console.export_text()
+
+
+def test_one_round_has_no_range() -> None:
+    two = sides(("default", NATIVE), None, None)
+    figures = side_figures([arm("default", 12), arm(NATIVE, 4)], two, {})
+    assert figures["default"]["ratio"] == 3.0
+    assert "ratio_range" not in figures["default"]
+    console = Console(record=True, width=120)
+    console.print(sides_table(figures))
+    shown = console.export_text()
+    assert "3.00" in shown
+    assert " to " not in shown
 
 
 def test_a_round_in_which_native_served_nothing_has_no_ratio() -> None:

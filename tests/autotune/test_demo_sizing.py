@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.demo.probe import fit_step, mean_step_s
+from autotune.demo.report import load_lines
 from autotune.demo.sizing import (
     LEAST_RESIDENT_TOKENS,
+    LEAST_TBT_S,
     LEAST_TTFT_S,
     LONGEST_REQUEST_S,
     Memory,
@@ -20,6 +22,7 @@ from autotune.demo.sizing import (
     size,
 )
 from autotune.replay.records import RequestRecord
+from envs.workload.trace import TraceRequest, from_requests
 
 TINY = Memory(
     native_token_bytes=3072,
@@ -67,6 +70,21 @@ def test_targets_follow_the_idle_latencies() -> None:
         2 * (slow.native_running * SLOW.per_sequence_s + SLOW.step_s + slow.mean_prompt_tokens / 300)
     )
     assert fast.ttft_target_s == LEAST_TTFT_S
+    assert (slow.ttft_why, fast.ttft_why) == ("10 x idle", "the least taken")
+    assert slow.tbt_why == "2 x a step that also takes in a prompt"
+
+
+def test_targets_say_where_they_come_from() -> None:
+    at_once = Rates(1e6, 1e-4, 1e-6, 0.001, 1e-4, 448)
+    load = size(at_once, TINY, 1.0, 100, 300)
+    assert (load.tbt_target_s, load.tbt_why) == (LEAST_TBT_S, "the least taken")
+    longer = size(SLOW, TINY, 1.0, 896, 300)
+    assert longer.ttft_target_s == pytest.approx(30.0)
+    assert longer.ttft_why == "10 x idle, for a prompt 2 times as long"
+    line = load_lines(sized(FAST), from_requests("t", [TraceRequest(0.0, 9, 9)]))[-1]
+    assert "TTFT <= 250 ms (the least taken)" in line
+    assert "x idle" not in line
+    assert "computed again" in load_lines(sized(FAST), from_requests("t", [TraceRequest(0.0, 9, 9)]))[-2]
 
 
 @given(

@@ -130,3 +130,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         place = (page.parent / path).resolve() if path else page
         assert place.exists(), target
         assert not anchor or anchor in anchors(place), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_agree_on_how_long_kernels_compile(page: Path) -> None:
+    for sentence in re.split(r"(?<=[.:|])\s", " ".join(page.read_text(encoding="utf-8").split())):
+        if re.search(r"kernels? .*(minute|seconds)", sentence) and "compil" in sentence and "first" in sentence:
+            assert "a minute or two" in sentence, sentence
+
+
+def test_the_readme_leads_to_the_first_steps_before_its_first_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("](docs/quickstart.md)") < text.index("|---|")
+    assert "--against static:kv_format=int4" in text

@@ -306,15 +306,16 @@ def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chat-bursty" in capsys.readouterr().out
 
 
-def test_an_interrupt_gives_the_summary_so_far(fake: FakeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_gives_the_summary_so_far(fake: FakeServer, tmp_path: Path, number: signal.Signals) -> None:
     fake.behaviour = "stall"
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,2\n100,1,2\n")
     arguments = ["-c", "from autotune.cli import main; main()", "replay", str(path), "--url", fake.url, "--json", "-"]
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert fake.streaming.wait(60)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     out, _ = process.communicate(timeout=60)
     document = json.loads(out)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert (document["offered"], document["cancelled"], document["failed"], document["partial"]) == (1, 1, 0, True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from array import array
 
 import pytest
+from rich.console import Console
 
 from autotune.replay.records import Outcome, RequestRecord
-from autotune.replay.summary import Targets, request_tbt_s, summarise
+from autotune.replay.summary import Summary, Targets, request_tbt_s, summarise
+from autotune.replay.view import summary_table
 
 
 def record(index: int, scheduled: float, *times: float, failure: str = "") -> RequestRecord:
@@ -45,6 +48,20 @@ def test_counts_rates_and_targets() -> None:
     assert summary.tbt is not None
     assert summary.tbt.p50_s == pytest.approx(0.1)
     json.dumps(summary.to_json())
+
+
+def test_apdex_is_of_targets_and_is_not_told_without() -> None:
+    records = [record(0, 0.0, 0.1), record(1, 1.0, 1.5)]
+    assert summarise(records, Targets()).apdex is None
+    assert "Apdex" not in shown(summarise(records, Targets()))
+    assert "Apdex" in shown(summarise(records, Targets(ttft_s=0.2)))
+    assert "0.750 by the same targets" in shown(summarise(records, Targets(ttft_s=0.2)))
+
+
+def shown(summary: Summary) -> str:
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(summary_table(summary, "t"))
+    return console.export_text()
 
 
 def test_ttft_counts_from_the_scheduled_arrival() -> None:

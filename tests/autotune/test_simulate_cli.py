@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.cli._shared import CliError
+from autotune.simulation.report import notes_on
 from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE, SimulatedEngine
 from envs.workload.trace import TraceRequest, from_requests
 from policies.evaluation.calibration import calibrate
 from policies.evaluation.scenarios import Scenario, Span
 from policies.named import contender
-from policies.play import play
+from policies.play import Played, play
 from policies.tails import Tail
 
 CONFIG = {
@@ -87,11 +88,30 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
     assert figures(3) != figures(4)
 
 
+def test_columns_that_are_the_same_are_explained(tmp_path: Path) -> None:
+    """A load that needs no tuning: two equal columns, and hits as a dash, used to stand there without a word."""
+    result = run("simulate", trace_file(tmp_path / "t.csv", 5), "--compare", "none", "--html", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert "default and none came out the same, whatever was changed (the KV pool was at most " in told
+    assert "hits: -, as no prompts of this workload begin alike" in told
+    assert "came out the same" in (tmp_path / "r.html").read_text()
+
+
+def test_columns_that_differ_are_not_called_the_same() -> None:
+    one, other, alike = (Played(name, completed=n, queried_tokens=9) for name, n in (("a", 1), ("b", 2), ("c", 2)))
+    assert notes_on([one, other]) == []
+    (note,) = notes_on([one, other, alike])
+    assert note.startswith("b and c came out the same, as nothing was changed")
+    assert notes_on([]) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nonsense"], "nor a built-in workload"),
-        (["chat-steady", "--policy", "nix"], "preset"),
+        (["chat-steady", "--policy", "nix"], "predictor, learned:FOLDER, auto, unbudgeted:NAME, default, literature"),
+        (["chat-steady", "--compare", "/nowhere"], "no such rules file, nor a policy; known: none, static:"),
         (["chat-steady", "--policy", "static:kv_format"], "static:KNOB=VALUE"),
         (["chat-steady", "--policy", "static:kv_format=int3"], "int3"),
         (["chat-steady", "--interval", "0"], "--interval"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.named import bundled, contender, is_budgeted, static_name
+from policies.named import KINDS, bundled, contender, is_budgeted, static_name
+from policies.rules import presets
 
 
 def test_names_that_mean_something(tmp_path: Path) -> None:
@@ -47,9 +48,19 @@ def test_a_contender_may_be_run_without_the_quality_budget(tmp_path: Path) -> No
         "static:kv_format=int3",
         "static:kv_format=int8, kv_format=int4",
         "nowhere.yaml",
+        "now\nhere",
+        "x" * 400,
         "",
     ],
 )
 def test_mistakes_are_one_line(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         contender(text)
+
+
+def test_what_is_unknown_is_answered_with_every_kind() -> None:
+    """Not with the presets alone, which are only some of what could have been meant."""
+    with pytest.raises(ValueError, match="no such rules file") as caught:
+        contender("predicter")
+    for kind in (*KINDS, *presets()):
+        assert kind in str(caught.value)

@@ -80,7 +80,36 @@ def test_the_more_important_rule_wins_and_gives_way_again() -> None:
     # Without a release of its own it ends with its condition; the other rule is still in force.
     decision = driver.tick(kv_usage=0.6)
     assert (decision.change, decision.scenario) == (Change("kv_format", "int8"), "high")
-    assert decision.reason == "memory is short: kv_usage 0.6 (in force until kv_usage < 0.5); kv_format int4 -> int8"
+    wait = "in force until kv_usage < 0.5 has held for 5 s"
+    assert decision.reason == f"memory is short: kv_usage 0.6 ({wait}); kv_format int4 -> int8"
+
+
+def test_a_rule_whose_release_holds_says_for_how_long_it_has_and_must() -> None:
+    driver = Driver()
+    driver.ticks(4, kv_usage=0.9)
+    driver.tick(kv_usage=0.4)
+    driver.tick(kv_usage=0.4, after_s=1.5)
+    driver.knobs["kv_format"] = "native"
+    wait = "in force until kv_usage < 0.5 has held for 5 s, 2.5 s so far"
+    decision = driver.tick(kv_usage=0.4, apply=False)
+    assert decision.reason == f"memory is short: kv_usage 0.4 ({wait}); kv_format native -> int8"
+    assert driver.tick(kv_usage=0.6).reason.startswith("memory is short: kv_usage 0.6 (in force until kv_usage < 0.5")
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("release: waiting < 1", "kv_usage 0.4, waiting 3 requests (in force until waiting < 1)"),
+        ("release: waiting < 1, release_for: 9", "3 requests (in force until waiting < 1 has held for 9 s)"),
+        ("release_for: 9", "kv_usage 0.4 (in force until kv_usage > 0.8 has not held for 9 s, 0 s so far)"),
+    ],
+)
+def test_every_way_of_ending_is_said_with_its_figures(ending: str, said: str) -> None:
+    driver = Driver(
+        f"version: 1\nname: t\nrules:\n- {{name: high, when: kv_usage > 0.8, {ending}, set: {{kv_format: int8}}}}\n"
+    )
+    driver.tick(kv_usage=0.9, waiting=3.0, apply=False)
+    assert said in driver.tick(kv_usage=0.4, waiting=3.0).reason
 
 
 def test_one_knob_per_tick_in_the_rules_order() -> None:

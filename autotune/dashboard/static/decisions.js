@@ -14,7 +14,8 @@ const FIGURES = [
 ];
 const DONE = { applied: "done", converging: "done" };
 const SIGNS = { done: "✓", advised: "i", person: "●", held: "–" };
-const OUTCOMES = { met: "✓", short: "~", missed: "✕", unclear: "?" };
+// Figures beside it may be worse than before, and yet nothing counts against the change.
+const OUTCOMES = { met: "✓ kept", short: "~ kept, short of the prediction", missed: "✕ missed", unclear: "? unclear" };
 
 export function kindOf(row) {
   if (row.scenario === "override") return "person";
@@ -79,7 +80,7 @@ export class DecisionList {
 }
 
 function summary(predicted, effect) {
-  if (effect.outcome) return `${OUTCOMES[effect.outcome] ?? "?"} ${effect.outcome}${moves(predicted, effect)}`;
+  if (effect.outcome) return `${OUTCOMES[effect.outcome] ?? `? ${effect.outcome}`}${moves(predicted, effect)}`;
   if (effect.unknown) return "? effect unknown";
   return effect.after ? "measured, not judged yet" : "predicted, not measured yet";
 }
