@@ -76,7 +76,7 @@ def notes_on(results: Sequence[Played]) -> list[str]:
         groups.setdefault(tuple(_cells(played)[1:-1]), []).append(played)  # all but the name and the changes
     for same in groups.values():
         if len(same) > 1:
-            names = " and ".join(", ".join(one.name for one in same).rsplit(", ", 1))
+            names = " and ".join(", ".join(shown_name(one) for one in same).rsplit(", ", 1))
             full = max(_fullest(one) for one in same)
             why = "whatever was changed" if any(one.moves for one in same) else "as nothing was changed"
             notes.append(

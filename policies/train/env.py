@@ -31,16 +31,13 @@ from policies.guarded import guarded_mask
 from policies.guards import guard_for
 from policies.train.lookahead import Student, Studied, study
 from policies.train.recipe import Lookahead, Recipe
+from policies.train.tally import REWARD_SCALE, Tally
 from policies.train.teacher import teacher_for
 from policies.train.traffic import Episode, Traffic
 
-# So that a discounted sum of a hundred intervals stays near 1 to 10 for the critic.
-REWARD_SCALE: Final = 0.1
-# An interval is worth this at most, either way: what a storm of refusals costs more than that teaches nothing more.
-MOST: Final = 5.0
 # What a step moves on, besides the engine.
 _MOVES: Final = (
-    "_guard_state", "_mask_state", "_advisor_state", "_advised", "_charge", "_mask", "_steps", "_sums", "observation",
+    "_guard_state", "_mask_state", "_advisor_state", "_advised", "_charge", "_mask", "observation",
 )  # fmt: skip
 APART_FROM: Final = 1 << 20  # streams, far from those of training
 _Step = tuple[NDArray[np.float32], SupportsFloat, bool, bool, dict[str, Any]]
@@ -65,15 +62,16 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     The exact figures of the interval, which only a simulator has: requests inside all targets per second, less
     violations and the price of a change (the weights of :class:`envs.reward.RewardWeights`), over the source's mean
     rate, so that sources of different rates count alike. Less the loss of quality at :meth:`set_price`: generating
-    tokens at the source's mean rate and at the whole budget costs the price. Clipped to :data:`MOST`, times
-    :data:`REWARD_SCALE`.
+    tokens at the source's mean rate and at the whole budget costs the price. Clipped and scaled:
+    :mod:`policies.train.tally`.
     Under ``batch``, gain and violations are those of the environment's own reward.
 
     ## Episode end
     Truncated after ``episode_steps``; never terminated.
 
     ## Info
-    ``applied``, ``true`` as the simulated engine's; ``outcome`` at the end of an episode (:meth:`outcome`).
+    ``applied``, ``true`` as the simulated engine's; ``outcome`` at the end of an episode
+    (:meth:`policies.train.tally.Tally.outcome`).
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as the base class declares it
@@ -105,8 +103,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._episode: Episode | None = None
         self._price = recipe.price
         self._mask = np.zeros(int(self.action_space.n), dtype=np.int8)
-        self._steps = 0
-        self._sums: dict[str, float] = {}
+        self._tally: Tally | None = None
         self.observation: Observation | None = None
 
     def play(self, number: int) -> None:
@@ -151,8 +148,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         )
         vector, info = self._engine.reset(seed=plan.world_seed)
         self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
-        self._steps = 0
-        self._sums = dict.fromkeys(("reward", "good", "violations", "tokens", "loss", "changes"), 0.0)
+        self._tally = Tally(plan, self._weights, recipe.interval_s, recipe.quality_budget)
         self._charge, self._advisor_state = info["charge"], None
         return self._look(info["observation"], vector), {}
 
@@ -166,12 +162,12 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         vector, _, _, _, info = engine.step(allowed)
         self._charge = info["charge"]
         vector = self._look(info["observation"], vector)
-        self._steps += 1
-        reward = self._reward(info)
-        is_over = self._steps >= self._recipe.episode_steps
+        tally = self._counted()
+        reward = tally.add(info, self._price)
+        is_over = tally.steps >= self._recipe.episode_steps
         told = {"applied": info["applied"], "true": info["true"]}
         if is_over:
-            told["outcome"] = self.outcome()
+            told["outcome"] = tally.outcome()
         return vector, reward, False, is_over, told
 
     def action_masks(self) -> NDArray[np.int8]:
@@ -225,7 +221,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """The mean reward of the intervals in which an action and then the teacher's advice is followed."""
         engine, _ = self._running()
         here, place = engine.snapshot(), {name: getattr(self, name) for name in _MOVES}
-        place["_sums"] = dict(self._sums)
+        tally = self._counted()
         interval_s, found = self._recipe.interval_s, []
         for action in actions:
             try:
@@ -239,32 +235,23 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
                 found.append(total / number)
             finally:
                 engine.restore(here)
-                vars(self).update({**place, "_sums": dict(place["_sums"])})
+                vars(self).update(place)
+                self._tally = tally.copy()
         return np.array(found)
 
     def outcome(self) -> dict[str, Any]:
-        """Of the episode so far: ``source``, whether it began with ``default_knobs``, ``reward`` (mean per interval, of
-        the service alone: without quality, not clipped), ``goodput_rps``, ``attainment`` (None when nothing ended),
-        ``tokens``, ``loss`` (sum over tokens), ``loss_per_token``, ``changes``.
-        """
-        sums, episode = self._sums, self._episode
-        ended = sums["good"] + sums["violations"]
-        return {
-            "source": "" if episode is None else episode.source,
-            "default_knobs": episode is not None and not episode.values,
-            "reward": sums["reward"] / max(1, self._steps),
-            "goodput_rps": sums["good"] / max(1, self._steps) / self._recipe.interval_s,
-            "attainment": sums["good"] / ended if ended else None,
-            "tokens": sums["tokens"],
-            "loss": sums["loss"],
-            "loss_per_token": sums["loss"] / sums["tokens"] if sums["tokens"] else 0.0,
-            "changes": sums["changes"],
-        }
+        """Of the episode so far."""
+        return self._counted().outcome()
 
     def _running(self) -> tuple[SimulatedEngine, Observation]:
         if self._engine is None or self.observation is None:
             raise gymnasium.error.ResetNeeded("call reset() first")
         return self._engine, self.observation
+
+    def _counted(self) -> Tally:
+        if self._tally is None:
+            raise gymnasium.error.ResetNeeded("call reset() first")
+        return self._tally
 
     def _planned(self) -> Episode:
         if self._episode is None:
@@ -282,20 +269,3 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         decision, self._advisor_state = advisor.decide(observation, state)
         self._advised = legal_action(encode_action(decision.change), self._mask)
         return with_advice(vector, decision.change, self._mask)
-
-    def _reward(self, info: dict[str, Any]) -> float:
-        true, weights, sums, terms = info["true"], self._weights, self._sums, info["reward_terms"]
-        episode, interval_s = self._planned(), self._recipe.interval_s
-        loss = (true["quality_per_token"] or 0.0) * true["tokens"]
-        if weights.objective is Objective.INTERACTIVE:
-            service = (weights.goodput * true["good"] - weights.violation * true["violations"]) / interval_s
-        else:
-            service = terms.gain - terms.violation
-        service = (service - terms.switching) / episode.mean_rps
-        sums["reward"] += service
-        sums["loss"] += loss
-        sums["changes"] += info["applied"] is not None
-        for name in ("good", "violations", "tokens"):
-            sums[name] += true[name]
-        quality = self._price * loss / interval_s / episode.mean_tps / self._recipe.quality_budget
-        return REWARD_SCALE * float(np.clip(service - quality, -MOST, MOST))

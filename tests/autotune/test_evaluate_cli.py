@@ -76,7 +76,7 @@ def test_rules_are_explained_as_a_table_and_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "-o", "DIR", "--policies", "nix"], "preset"),
+        (["evaluate", "-o", "DIR", "--policies", "nix"], "nor a policy; known: none"),
         (["evaluate", "-o", "DIR", "--workloads", "nix@1"], "nor a built-in workload"),
         (["evaluate", "-o", "DIR", "--workloads", "chat-steady@1e308"], "SOURCE@LOAD"),
         (["tune-rules", "-o", "DIR", "--workloads", "chat-steady@x1e-300"], "SOURCE@LOAD"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,8 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+# Where the suite itself is run by make, these carry its own settings on, and clean would take away the environment that
+# the suite runs in.
+INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "VENV", "ARGS")
+
+
 def make(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    plain = {name: value for name, value in os.environ.items() if name not in INHERITED}
+    done = subprocess.run(
+        ["make", *arguments], cwd=folder, env=plain, capture_output=True, text=True, timeout=60, check=True
+    )
     return done.stdout
 
 
@@ -22,7 +31,11 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_clean_leaves_nothing_that_was_built(clone: Path) -> None:
+def test_clean_leaves_nothing_that_was_built(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = clone.with_name("of-somebody-else")
+    elsewhere.mkdir()
+    monkeypatch.setenv("MAKEFLAGS", f"-- VENV={elsewhere}")  # as under make test VENV=...
+    monkeypatch.setenv("VENV", str(elsewhere))
     built = [".venv/bin/python", "run/demo/1/engine.log", "kv_autotune.egg-info/PKG-INFO", "build/x", "dist/x"]
     built += ["kernels/cpu/__pycache__/decode.nbi", "autotune/__pycache__/x.pyc", ".ruff_cache/x", ".mypy_cache/x"]
     built += [".pytest_cache/x", ".hypothesis/x", ".import_linter_cache/x"]
@@ -32,6 +45,7 @@ def test_clean_leaves_nothing_that_was_built(clone: Path) -> None:
     make(clone, "clean")
     left = sorted(str(one.relative_to(clone)) for one in clone.rglob("*"))
     assert left == ["Makefile", "autotune", "kernels", "kernels/cpu", "kernels/cpu/decode.py"]
+    assert elsewhere.is_dir()
 
 
 @pytest.mark.parametrize(

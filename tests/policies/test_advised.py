@@ -31,8 +31,9 @@ from policies.predictor_of import predictor_of
 from policies.train.advised import AdviceAsItIs
 from policies.train.algorithms import Algorithm, build, network_of
 from policies.train.archive import actor_tensors
-from policies.train.env import REWARD_SCALE, TrainingEnv
+from policies.train.env import TrainingEnv
 from policies.train.recipe import Lookahead, Recipe, Source, WarmStart, checked
+from policies.train.tally import REWARD_SCALE
 from policies.train.traffic import Traffic
 from policies.train.vector import CLIP, EPSILON, stack, training_envs
 from policies.train.worth import Trials

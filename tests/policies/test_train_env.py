@@ -21,8 +21,9 @@ from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import generate
 from envs.workload.writer import write_trace
 from policies.base import Change
-from policies.train.env import REWARD_SCALE, TrainingEnv
+from policies.train.env import TrainingEnv
 from policies.train.recipe import Recipe, Source
+from policies.train.tally import REWARD_SCALE
 from policies.train.traffic import Traffic, resolve
 from policies.train.vector import GroupBaseline
 
