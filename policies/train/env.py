@@ -221,7 +221,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """The mean reward of the intervals in which an action and then the teacher's advice is followed."""
         engine, _ = self._running()
         here, place = engine.snapshot(), {name: getattr(self, name) for name in _MOVES}
-        tally = self._counted()
+        tally = self._counted().copy()
         interval_s, found = self._recipe.interval_s, []
         for action in actions:
             try:
