@@ -229,7 +229,9 @@ def _is_rules(name: str) -> bool:
 
 
 def _best_of(table: Table, names: Sequence[str]) -> str | None:
-    return max(names, key=lambda name: float(table.attainment(name).mean()), default=None)
+    """Of those inside the quality budget everywhere, or of all if none is."""
+    inside = [name for name in names if table.inside_budget(name)] or names
+    return max(inside, key=lambda name: float(table.attainment(name).mean()), default=None)
 
 
 def _minus(table: Table, one: str | None, other: str | None) -> Interval | None:
