@@ -11,6 +11,8 @@ from typing import Final
 
 _PART: Final = ".part"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})  # of file systems that have none
+# Where there may be a file and none beside it: a closed folder, one that is mounted by itself.
+_NOT_BESIDE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY})
 _NAMED_CHARS: Final = 40  # of the name that a part shows: with the rest it is none too long for any file system
 
 
@@ -18,20 +20,24 @@ def write_whole(path: Path, data: str | bytes, *, mode: int | None = None) -> No
     """Have ``path`` hold ``data``: made beside it, flushed to the disk, and renamed; a link is followed.
 
     ``mode``: the file's; None for what it has already, and for what the umask leaves of 0666 to a new one. What is no
-    plain file, a pipe or a terminal, is written to as it is. Raises OSError about ``path``, which then is as it was.
+    plain file, a pipe or a terminal, is written to as it is, and so is a file that may be written in a folder that may
+    not, or that is mounted by itself, where no ``mode`` is asked for. Raises OSError about ``path``, which then is as
+    it was.
     """
     content = data.encode() if isinstance(data, str) else data
-    place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():
+    if path.exists() and not path.is_file():  # asked before links are followed: /dev/stdout leads to no name
         path.write_bytes(content)
         return
+    place = Path(os.path.realpath(path))
     part = None
     try:
         kept = stat.S_IMODE(place.stat().st_mode) if mode is None and place.exists() else mode
         part = _part(place, content, kept)
         part.replace(place)
     except OSError as error:
-        raise _about(path, error) from error
+        if mode is not None or error.errno not in _NOT_BESIDE or not place.is_file():
+            raise _about(path, error) from error
+        path.write_bytes(content)
     finally:
         if part is not None:
             part.unlink(missing_ok=True)

@@ -80,9 +80,10 @@ def judge(before: Figures, predicted: Figures | None, after: Figures, config: Ju
 def drains(before: Figures, after: Figures, since_s: float, window_s: float) -> bool:
     """Whether the TTFT tail that was read ``since_s`` after a change may be of requests that had come before it.
 
-    A queue was there before the change and is shorter now, and the tail is longer than anybody can have waited who came
-    after the change and got a first token within the window. A queue that grows is no reason: what takes longer and
-    longer to admit requests would never be judged. Unknown figures are no reason either.
+    A queue was there before the change and is shorter now, and the tail is longer than the time from the change to
+    where the window begins: who came before the change and got a first token within the window has waited for at least
+    that. A queue that grows is no reason: what takes longer and longer to admit requests would never be judged. Unknown
+    figures are no reason either.
     """
     then, now, tail_s = before.get(WAITING), after.get(WAITING), after.get("ttft_tail_s")
     if then is None or now is None or tail_s is None:

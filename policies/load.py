@@ -108,7 +108,8 @@ def load_of(observation: Observation) -> Load | None:
         return None
     served = values["completed_rps"]
     through = max(rate, values["offered_rps"] or 0.0)
-    if served is not None and (values["waiting"] or 0.0) > served:  # a second's worth: more arrive than run
+    # A second's worth waits: more arrive than run. Before any has ended nothing tells how many tokens one takes.
+    if served is not None and (served > 0 or ended is not None) and (values["waiting"] or 0.0) > served:
         through = min(through, max(served, _LEAST_SERVED_RPS))
     output = _output(ended, values["decode_tps"], through)
     if output is None:

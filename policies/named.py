@@ -54,6 +54,17 @@ def is_budgeted(text: str) -> bool:
     return not (text.startswith((UNBUDGETED, "static:")) or text in {"none", *_AS_PUBLISHED})
 
 
+def read_from(text: str) -> list[Path]:
+    """Files that a policy of this name would be read from, whether they are there or not; none for most kinds."""
+    text = text.removeprefix(UNBUDGETED)
+    kind, _, rest = text.partition(":")
+    if kind == "learned":
+        from policies.card import CARD_FILE, WEIGHTS_FILE  # noqa: PLC0415
+
+        return [Path(rest) / name for name in (CARD_FILE, WEIGHTS_FILE)]
+    return [] if kind in KINDS or text in presets() else [Path(text)]
+
+
 def bundled() -> tuple[str, ...]:
     """What is compared when nobody says: the presets, and every kind that needs no more than its name."""
     return (*presets(), *(kind for kind in KINDS if kind in NEED_NOTHING))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from engine.sizes import format_size
 from envs import SIMULATED_ENGINE_ID
 from policies.card import (
     Name,
@@ -36,6 +37,9 @@ LEARNED: Final = "learned"
 JUDGED_RULES: Final = "default"  # the one preset that is a candidate: others are somebody else's, or are yours
 Kind = Literal["rules", "predictor", "learned"]
 _SIMPLEST_FIRST: Final[tuple[Kind, ...]] = ("rules", "predictor", "learned")
+# Of what may be asked of an evaluation: a verdict that cannot be written is found out after hours.
+_MOST_LOSS: Final = 1e6
+_YEAR_S: Final = 31_536_000.0
 
 
 class Attained(Strict):
@@ -93,10 +97,10 @@ class ProfileVerdict(Strict):
     program: Text
     environment: Text
     profile: ProfileOf
-    quality_budget: Share
+    quality_budget: Annotated[float, Field(ge=0, le=_MOST_LOSS)]
     workloads: Annotated[list[Text], Field(min_length=1, max_length=256)]
     seeds: Annotated[int, Field(ge=1)]
-    duration_s: Positive
+    duration_s: Annotated[float, Field(gt=0, le=_YEAR_S)]
     interval_s: Positive
     length_scale: Positive
     pool_bytes: Annotated[int, Field(ge=1)] | None
@@ -124,7 +128,10 @@ class ProfileVerdict(Strict):
     def of(self) -> str:
         """What it rests upon, in a few words."""
         kind = "estimated" if self.profile.estimated else "measured"
-        return f"{len(self.workloads)} workloads, {self.seeds} seeds of {self.duration_s:g} s, {kind} profile"
+        told = f"{len(self.workloads)} workloads, {self.seeds} seeds of {self.duration_s:g} s, {kind} profile"
+        # Figures of less memory or shorter requests are those of another load than the profile's own.
+        told += "" if self.pool_bytes is None else f", a pool of {format_size(self.pool_bytes)}"
+        return told + ("" if self.length_scale == 1 else f", lengths divided by {self.length_scale:g}")
 
 
 def read_verdict(path: Path) -> ProfileVerdict:

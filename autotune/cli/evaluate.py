@@ -149,6 +149,7 @@ def evaluate(
 
 def _write_verdict(place: Path, setup: Setup, plan: Plan, results: Results, result: dict[str, Any]) -> None:
     """The verdict of who may decide; one of an earlier run goes, where nobody who could be judged was played."""
+    from engine.whole_file import write_whole  # noqa: PLC0415
     from policies.evaluation.judged import judged  # noqa: PLC0415
     from policies.profile_verdict import verdict_text  # noqa: PLC0415
 
@@ -157,7 +158,7 @@ def _write_verdict(place: Path, setup: Setup, plan: Plan, results: Results, resu
     if verdict is None:
         place.unlink(missing_ok=True)
     else:
-        place.write_text(verdict_text(verdict), encoding="utf-8")
+        write_whole(place, verdict_text(verdict))
 
 
 def _version() -> str:

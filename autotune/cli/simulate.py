@@ -76,7 +76,7 @@ def simulate(
     from engine.sizes import parse_size  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
     from envs.simulated import DEFAULT_PROFILE, SimulatedEngine  # noqa: PLC0415
-    from policies.named import World, contender  # noqa: PLC0415
+    from policies.named import World, contender, read_from  # noqa: PLC0415
     from policies.play import play  # noqa: PLC0415
 
     console = Console(stderr=str(json_out) == "-", highlight=False)
@@ -84,17 +84,18 @@ def simulate(
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
         check_limits(interval=interval, rate_scale=rate_scale, length_scale=length_scale, duration=duration)
+        named = (policy, *(compare or []))
         check_places(
             {"--html": html, "--json": json_out},
-            {"WORKLOAD": workload, "--profile": profile, "--policy": policy}
-            | {f"--compare {text}": text for text in compare or []},
+            {"WORKLOAD": workload, "--profile": profile}
+            | {f"policy {text} ({place.name})": place for text in named for place in read_from(text)},
         )
         found = read_profile(profile or DEFAULT_PROFILE)
         if pool_bytes is not None:
             found = found.model_copy(update={"pool_bytes": pool_bytes})
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         targets = _targets(found, traffic, seconds, ttft_target, tbt_target)
-        contenders = [contender(text, World(found, targets)) for text in (policy, *(compare or []))]
+        contenders = [contender(text, World(found, targets)) for text in named]
         for who in contenders:
             tell_choice(who.policy)
         results: list[Played] = []

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli._places import check_places
 from autotune.cli._shared import CliError
 from autotune.cli._simulated import (
     BudgetOption,
@@ -22,6 +23,7 @@ from autotune.cli._simulated import (
 from policies.usual_budget import USUAL_BUDGET
 
 _WORKLOADS = "chat-bursty@1.2,chat-steady@1.1,code-bursty@1,chat-steady@0.5"
+_TUNED = "tuned.yaml"
 
 
 def register(app: typer.Typer) -> None:
@@ -67,8 +69,10 @@ def tune_rules(
     from policies.rules import RuleError, load_rules, preset_text, presets  # noqa: PLC0415
     from policies.search import SearchPlan, search  # noqa: PLC0415
 
-    begin_s = time.monotonic()
+    begin_s, place = time.monotonic(), out / _TUNED
     try:
+        if place.exists():
+            check_places({"--out": place}, {"FILE": rules, "--profile": profile})
         check_limits(duration=duration, interval=interval, length_scale=length_scale, minutes=minutes)
         load_rules(rules)
         base = preset_text(rules) if rules in presets() else Path(rules).read_text(encoding="utf-8")
@@ -86,7 +90,6 @@ def tune_rules(
                     f"round {turn}: best {score:.4f}, start {start:.4f}", err=True
                 ),
             )  # fmt: skip
-        place = out / "tuned.yaml"
         write_whole(place, result.text)
     except RuleError as error:
         raise CliError("\n".join(error.problems), 2) from error

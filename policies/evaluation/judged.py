@@ -58,7 +58,8 @@ def judged(
         interval_s=float(setup.interval_s),
         length_scale=float(setup.span.length_scale),
         pool_bytes=setup.pool_bytes,
-        candidates=list(found.values())[:MOST_CANDIDATES],
+        # Where there are too many, rules and predictor stay.
+        candidates=sorted(found.values(), key=lambda one: one.kind == LEARNED)[:MOST_CANDIDATES],
         native=rows[NATIVE],
         best_static=rows[BEST_STATIC],
     )

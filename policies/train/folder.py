@@ -28,7 +28,8 @@ def check_new(folder: Path) -> None:
 def place_to_resume(folder: Path) -> Path | None:
     """The last checkpoint; None for a run that stopped before its first, of which then only the recipe is left.
 
-    Raises PolicyFileError for a folder that holds no run, in which nothing is touched, OSError.
+    Raises PolicyFileError for a folder that holds no run, or one that has ended and has no checkpoint any more, in
+    which nothing is touched; OSError.
     """
     put_back(folder / BEST)
     for old in (folder / CHECKPOINTS).glob(f"*{OLD}"):
@@ -42,7 +43,8 @@ def place_to_resume(folder: Path) -> Path | None:
 def _clear(folder: Path) -> None:
     if not (folder / RECIPE_FILE).is_file():
         raise PolicyFileError(f"{folder}: there is no checkpoint to resume from")
+    if (folder / SCORES).exists():  # it got to its end: whoever took the checkpoints away still has the best model
+        raise PolicyFileError(f"{folder}: this run has ended, its checkpoints are gone; {BEST} has what came of it")
     for name in (BEST, f"{BEST}.new", CHECKPOINTS, LESSONS, TENSORBOARD):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (METRICS, SCORES):
-        (folder / name).unlink(missing_ok=True)
+    (folder / METRICS).unlink(missing_ok=True)

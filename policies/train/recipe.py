@@ -13,8 +13,10 @@ from engine.whole_file import write_whole
 from envs.randomise import Randomisation
 from envs.reward import Objective
 from envs.signals import Targets
+from policies.advisor import PREDICTOR
 from policies.card import MAX_WIDTH, PolicyFileError
 from policies.guard import GuardConfig
+from policies.rules import presets
 from policies.usual_budget import USUAL_BUDGET
 
 RECIPE_FILE = "recipe.json"
@@ -238,6 +240,12 @@ def checked(recipe: Recipe) -> Recipe:
         raise ValueError("looking ahead teaches a network whose outputs are preferences: take ppo or maskable-ppo")
     if recipe.advised and (recipe.warm_start is None or recipe.algo == "dqn" or not recipe.hidden):
         raise ValueError("an advised network needs a teacher, hidden layers, and ppo or maskable-ppo")
+    if recipe.advised and recipe.warm_start is not None:
+        teacher, known = recipe.warm_start.teacher, (*presets(), PREDICTOR)
+        if teacher not in known:  # a card names no file: the exported policy would not find it
+            raise ValueError(
+                f"an advised network takes its teacher along by name: one of {', '.join(known)}, not {teacher!r:.80}"
+            )
     if recipe.lookahead is not None and recipe.lookahead.then == "advice" and not recipe.advised:
         raise ValueError("lookahead: only an advised network has advice to follow after what is tried")
     if any(s.trace is not None and (s.prompt_scale, s.output_scale) != (1.0, 1.0) for s in recipe.sources):

@@ -21,6 +21,10 @@ from autotune.cli._shared import CliError
         ["simulate", "X", "--json", "X"],
         ["simulate", "chat-steady", "--compare", "X", "--html", "X"],
         ["simulate", "chat-steady", "--profile", "X", "--json", "X"],
+        ["simulate", "chat-steady", "--policy", "X", "--json", "X"],
+        ["simulate", "chat-steady", "--policy", "unbudgeted:X", "--json", "X"],
+        ["simulate", "chat-steady", "--compare", "learned:policy", "--html", "policy/card.json"],
+        ["tune-rules", "out/tuned.yaml", "-o", "out"],
         ["explain-rules", "--plot", "X", "--json", "X"],
         ["explain-rules", "X", "--plot", "X"],
         ["replay", "chat-steady", "--json", "X", "--records", "X"],
@@ -34,6 +38,9 @@ def test_one_file_is_not_two_things(arguments: list[str], tmp_path: Path, monkey
     (tmp_path / "sub").mkdir()
     (tmp_path / "X").write_text("mine")
     (tmp_path / "link").symlink_to("X")
+    for link in ("policy/card.json", "out/tuned.yaml"):
+        (tmp_path / link).parent.mkdir()
+        (tmp_path / link).symlink_to(tmp_path / "X")
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, CliError)
     assert error.code == 2

@@ -52,6 +52,8 @@ def refusal(*arguments: str) -> CliError:
         (["--envs", "3", "--group", "2"], "multiple of --group", 2),
         (["--algo", "dqn"], "--steps", 2),
         (["--teacher", "nobody.yaml"], "nobody.yaml", 2),
+        # Nor could a card say which file: the exported policy takes along only whom it can name.
+        (["--advised", "--teacher", "own.yaml"], "by name: one of default, literature, predictor", 2),
         (["--kv-pool-bytes", "many"], "many", 2),
         (["--objective", "fun"], "objective", 2),
         (["--seeds", "2", "--sweep", "colour=red", "--workload", "chat-steady@0.1"], "no colour", 2),

@@ -70,6 +70,39 @@ def test_what_is_no_plain_file_is_written_to() -> None:
     assert not Path(os.devnull).is_file()
 
 
+def test_a_pipe_is_written_to_whatever_it_is_called() -> None:
+    """As ``/dev/stdout`` is: a link, and what it leads to has no name in any folder."""
+    reader, writer = os.pipe()
+    try:
+        write_whole(Path(f"/dev/fd/{writer}"), "x")
+        assert os.read(reader, 2) == b"x"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EACCES])
+def test_a_file_that_cannot_be_replaced_is_written_to(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is mounted by itself, or in a folder that takes no new ones."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "a.yaml"
+    path.write_text("one, which is longer")
+    monkeypatch.setattr(Path, "replace", refuse)
+    write_whole(path, "two")
+    assert path.read_text() == "two"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_whole(path, "three", mode=0o644)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_whole(tmp_path / "new", "x")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_errors_are_about_the_file_that_was_asked_for(tmp_path: Path) -> None:
     for write in (write_whole, write_new):
         with pytest.raises(FileNotFoundError) as caught:

@@ -192,6 +192,10 @@ def test_an_advised_network_needs_whom_it_can_learn_from() -> None:
     for changes in ({"warm_start": None}, {"algo": "dqn"}, {"hidden": []}):
         with pytest.raises(ValueError, match="an advised network needs"):
             checked(recipe(**changes))
+    for teacher in ("own.yaml", "rules/default.yaml"):  # no card could name it
+        with pytest.raises(ValueError, match="takes its teacher along by name"):
+            checked(recipe(warm_start=WarmStart(teacher=teacher)))
+    assert checked(recipe(warm_start=WarmStart(teacher="default")))
 
 
 def _pressed(made: Recipe) -> TrainingEnv:
@@ -205,23 +209,20 @@ def test_what_follows_a_tried_action_is_the_advice_and_leaves_no_trace() -> None
     made = recipe(randomise=False, episode_steps=30)
     plan = Lookahead(then="advice", least=6, longest=6)
     tried, untouched = _pressed(made), _pressed(made)
-    number = round(tried.horizon_s(plan) / made.interval_s)
-    assert number == 6
     for _ in range(4):
         tried.step(tried.advice())
         untouched.step(untouched.advice())
     int8, large = (encode_action(Change(*change)) for change in (("kv_format", "int8"), ("block_size", 128)))
     worths = tried.worths([NOTHING, int8, large], plan)
     np.testing.assert_array_equal(worths[::-1], tried.worths([large, int8, NOTHING], plan))
-    rewards, changes = [], 0
-    for _ in range(number):
+    changes = 0
+    for _ in range(20):
         advised = untouched.advice()
         ours, theirs = tried.step(advised), untouched.step(advised)
         np.testing.assert_array_equal(ours[0], theirs[0])
         assert ours[1:4] == theirs[1:4]
-        rewards.append(float(theirs[1]) / REWARD_SCALE)
         changes += theirs[4]["applied"] is not None
-    assert changes or made.episode_steps, "something to follow"
+    assert changes, "something to follow"
     assert tried.outcome() == untouched.outcome()
 
 

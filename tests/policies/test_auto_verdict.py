@@ -278,6 +278,11 @@ def test_verdicts_on_other_profiles_are_passed_over(tmp_path: Path) -> None:
         assert (found.policy, refused(found)) == (RULES, [("predictor", reason)])
 
 
+def test_what_was_measured_with_other_memory_or_lengths_is_taken_with_a_word_of_it(tmp_path: Path) -> None:
+    put(tmp_path, verdict(pool_bytes=64 << 20, length_scale=4.0))
+    assert "estimated profile, a pool of 64.0 MiB, lengths divided by 4, 2026-12-01" in chosen(tmp_path).choice.why
+
+
 def test_by_name_it_goes_by_the_verdict_on_the_worlds_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "BUNDLED", tmp_path)
     of = ProfileOf(digest=PROFILE.digest, description="this one", estimated=True)

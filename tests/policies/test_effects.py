@@ -185,6 +185,19 @@ def test_while_requests_are_shut_out_tokens_count_per_request_that_ends() -> Non
     assert not shut_out.falls_behind(60.0)  # in 30 s it is worked off
 
 
+def test_before_any_request_has_ended_nobody_is_taken_for_endless() -> None:
+    """A cold start under load: what is generated then is not all of one request."""
+    unknown = {"output_tokens_p50": None, "output_tokens_p95": None}
+    values = {"offered_rps": 4.0, "offered_rps_long": 4.0, "decode_tps": 1200.0, "waiting": 60.0, **unknown}
+    found = load_of(seen(**values, completed_rps=0.0))
+    assert found is not None
+    assert found.output.mean == pytest.approx(300.0)
+    assert found.falls_behind(1.0)
+    known = load_of(seen(**{**values, "output_tokens_p50": 143.0, "output_tokens_p95": 600.0}, completed_rps=0.0))
+    assert known is not None
+    assert known.output.mean < 1000.0  # those that ended before tell, within bounds
+
+
 def test_a_purse_pays_back() -> None:
     purse = Purse().after(1000, 0.0, 1)
     assert purse.affordable(0.005, 1000) == pytest.approx(0.01)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.named import KINDS, bundled, contender, is_budgeted, static_name
+from policies.named import KINDS, bundled, contender, is_budgeted, read_from, static_name
 from policies.rules import presets
 
 
@@ -64,3 +64,10 @@ def test_what_is_unknown_is_answered_with_every_kind() -> None:
         contender("predicter")
     for kind in (*KINDS, *presets()):
         assert kind in str(caught.value)
+
+
+def test_files_that_a_name_reads_are_known() -> None:
+    assert read_from("own.yaml") == read_from("unbudgeted:own.yaml") == [Path("own.yaml")]
+    assert read_from("learned:a") == [Path("a/card.json"), Path("a/weights.safetensors")]
+    for name in ("none", "default", "predictor", "auto", "static:kv_format=int8", "unbudgeted:default"):
+        assert not read_from(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -183,6 +184,17 @@ def test_a_run_that_stopped_before_its_first_checkpoint_begins_again_from_its_re
     assert weights(folder) == weights(tmp_path / "whole")
     assert not (folder / "lessons").exists()
     assert (folder / "notes.txt").read_text() == "x"
+
+
+def test_a_run_that_has_ended_does_not_begin_again_where_its_checkpoints_are_gone(tmp_path: Path) -> None:
+    """The best model is what somebody kept of it."""
+    made = recipe(steps=64)
+    run(made, tmp_path)
+    shutil.rmtree(tmp_path / CHECKPOINTS)
+    before = weights(tmp_path), rows(tmp_path), (tmp_path / "scores.json").read_bytes()
+    with pytest.raises(PolicyFileError, match="checkpoints are gone"):
+        run(read_recipe(tmp_path), tmp_path, resume=True)
+    assert (weights(tmp_path), rows(tmp_path), (tmp_path / "scores.json").read_bytes()) == before
 
 
 def test_a_recipe_that_was_cut_off_leaves_an_empty_folder(tmp_path: Path) -> None:

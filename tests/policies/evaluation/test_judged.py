@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from policy_cards import card, tensors_of
 
+from autotune.cli._simulated import YEAR_S
 from envs.profile import read_profile
 from envs.simulated import DEFAULT_PROFILE
 from policies.card import PolicyFileError, read_card
@@ -17,7 +19,7 @@ from policies.evaluation.judged import judged
 from policies.evaluation.scenarios import Scenario, Span
 from policies.evaluation.table import BEST_STATIC, NATIVE, Table
 from policies.export import export_policy
-from policies.profile_verdict import ProfileVerdict
+from policies.profile_verdict import MOST_CANDIDATES, ProfileVerdict
 
 SETUP = Setup(read_profile(DEFAULT_PROFILE), {}, Span(60.0))
 
@@ -91,3 +93,27 @@ def test_a_trace_is_told_without_where_it_lay(tmp_path: Path) -> None:
 def test_what_auto_took_does_not_count_as_rules() -> None:
     assert _is_rules("default")
     assert not _is_rules("auto")
+
+
+def test_where_too_many_were_played_rules_and_predictor_are_judged(tmp_path: Path) -> None:
+    rows, names = [[score(0.6, 0.0)]], []
+    for number in range(MOST_CANDIDATES):
+        made = card(name=f"taught-{number}")
+        export_policy(tmp_path / str(number), made, tensors_of(made.network))
+        names.append(f"learned:{tmp_path / str(number)}")
+    found = verdict(dict.fromkeys([*names, "predictor", "default"], rows), ["chat-steady"])
+    assert found is not None
+    assert len(found.candidates) == MOST_CANDIDATES
+    assert {one.kind for one in found.candidates[:2]} == {"rules", "predictor"}
+
+
+def test_whatever_may_be_asked_of_an_evaluation_can_be_told() -> None:
+    """It would be found out when all has been played."""
+    rows, places = {"default": [[score(0.6, 0.02)]]}, (Scenario.parse("chat-steady"),)
+    table = Table(places, {NATIVE: [[score(0.5, 0.0)]], **rows}, (NATIVE,), 2.0)
+    plan = Plan(places, ("default",), (), seeds=1, quality_budget=2.0)
+    setup = replace(SETUP, span=Span(YEAR_S, 1e6), pool_bytes=1 << 50)
+    shown = overall(table, [NATIVE, BEST_STATIC, "default"], "interactive")
+    found = judged(setup, plan, Results(table, None, {}, None, {}, {}), shown, created="2026-12-01", program="0.1.0")
+    assert found is not None
+    assert (found.duration_s, found.quality_budget) == (YEAR_S, 2.0)
