@@ -25,6 +25,7 @@ OWN = {
     "autotune/adapters/process.py::_inodes": "the kernel's",
     "autotune/adapters/process.py::_words": "the kernel's, of a process that may be looked at",
     "autotune/admin_actions.py::_body": "an order's body: schemathesis, with and without the token",
+    "autotune/child.py::_message_of": "what a process of ours logs",
     "autotune/cli/compare_formats.py::_measure": "asks the reader of texts, which is reached",
     "autotune/cli/compare_formats.py::_run": "asks the reader of texts, which is reached",
     "autotune/cli/daemon.py::_boot_id": "the kernel's",

@@ -16,7 +16,7 @@ from envs.spaces import Observation
 from envs.workload.catalogue import CATALOGUE
 from policies.correction import learnt, time_scale
 from policies.effects import EffectModel
-from policies.play import Contender, Played, play
+from policies.play import Contender, play
 from policies.predictor import PredictorPolicy
 from policies.predictor_choice import PredictorConfig
 
@@ -89,13 +89,17 @@ def test_a_state_of_before_keeps_what_it_had() -> None:
 
 
 def test_a_profile_that_is_too_slow_is_seen_through() -> None:
-    """On a training workload: with half as much again for every step, the predictor gives up what could be served."""
+    """On a training workload that asks for more than is served: with twice the time for every step, the predictor gives
+    up what could be.
+    """
 
-    def played(**config: Any) -> Played:
+    def good(seed: int, **config: Any) -> int:
         env = SimulatedEngine(
-            PROFILE, CATALOGUE["chat-bursty"], rate_scale=0.2, interval_s=2.0, warm_up_s=0.0, episode_s=120.0,
+            PROFILE, CATALOGUE["chat-bursty"], rate_scale=0.3, interval_s=2.0, warm_up_s=0.0, episode_s=120.0,
             targets=TARGETS, repeats=False,
         )  # fmt: skip
-        return play(env, Contender("p", predictor(1.6, **config)), duration_s=120.0, interval_s=2.0, seed=11)
+        played = play(env, Contender("p", predictor(2.0, **config)), duration_s=120.0, interval_s=2.0, seed=seed)
+        return played.good
 
-    assert played(learn_s=30.0).good > 1.2 * played(learn_s=0.0).good
+    seeds = (11, 12)
+    assert sum(good(seed, learn_s=30.0) for seed in seeds) > 1.2 * sum(good(seed, learn_s=0.0) for seed in seeds)
