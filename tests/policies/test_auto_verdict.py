@@ -15,6 +15,7 @@ import pytest
 from policy_cards import card, tensors_of
 from verdict_files import BUDGET, DIGEST, attained, judged, put, verdict
 
+import envs
 from engine.clock import ManualClock
 from envs.profile import read_profile
 from envs.signals import Targets
@@ -28,7 +29,7 @@ from policies.learned import LearnedPolicy
 from policies.named import World, contender
 from policies.predictor import PredictorPolicy
 from policies.predictor_of import predictor_of
-from policies.profile_verdict import MAX_VERDICT_BYTES, ProfileVerdict, objection, read_verdict, verdict_files
+from policies.profile_verdict import MAX_VERDICT_BYTES, VERDICTS, ProfileVerdict, objection, read_verdict, verdict_files
 from policies.rules import load_rules, parse_rules, preset_text
 from policies.threshold import ThresholdPolicy
 
@@ -320,3 +321,22 @@ def test_a_metric_gets_every_pair_once(tmp_path: Path) -> None:
     found = chosen(tmp_path, predictor=None)
     assert refused(found) == [("lost", "missing"), ("lost", "missing")]
     assert found.choice.outcomes() == [("rules", "taken"), ("lost", "missing")]
+
+
+def test_the_verdicts_that_ship_are_on_profiles_that_ship() -> None:
+    digests = {read_profile(path).digest for path in (Path(envs.__file__).parent / "profiles").glob("*.yaml")}
+    files = verdict_files(BUNDLED / VERDICTS)
+    assert files
+    for file in files:
+        found = read_verdict(file)
+        assert objection(found) is None
+        assert found.profile.digest in digests
+        assert {one.kind for one in found.candidates} >= {"rules", "predictor"}
+        assert all(one.inside_budget for one in found.candidates)
+        assert found.seeds >= 10
+
+
+def test_auto_on_the_default_profile_is_the_predictor() -> None:
+    chosen = contender("auto", World(read_profile(DEFAULT_PROFILE))).policy
+    assert isinstance(chosen, AutoPolicy)
+    assert chosen.choice.taken.startswith("predictor")
