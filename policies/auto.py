@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from engine.clock import Clock
+from policies.advisor import PREDICTOR
 from policies.base import Policy
 from policies.by_verdict import Maker, Shelf, by_verdict
 from policies.card import CARD_FILE, Card, PolicyFileError, read_card
 from policies.choice import AutoPolicy, Choice, Refused
 from policies.profile_verdict import (
     LEARNED,
-    PREDICTOR,
     RULES,
     VERDICTS,
     ProfileVerdict,

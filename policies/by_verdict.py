@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from engine.clock import Clock
-from policies.advisor import advisors
+from policies.advisor import PREDICTOR, advisors
 from policies.base import Policy
 from policies.card import Card, PolicyFileError, read_card, short_line
 from policies.choice import AutoPolicy, Choice, Reason, Refused
 from policies.learned import load_learned
-from policies.profile_verdict import JUDGED_RULES, LEARNED, PREDICTOR, RULES, Judged, ProfileVerdict
+from policies.profile_verdict import JUDGED_RULES, LEARNED, RULES, Judged, ProfileVerdict
 from policies.rules import load_rules
 from policies.threshold import ThresholdPolicy
 

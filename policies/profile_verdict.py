@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from engine.sizes import format_size
 from envs import SIMULATED_ENGINE_ID
+from policies.advisor import PREDICTOR
 from policies.card import (
     Name,
     PolicyFileError,
@@ -32,7 +33,6 @@ MAX_VERDICT_BYTES: Final = 1 << 16
 MOST_VERDICTS: Final = 32  # more are not looked at: names of damaged ones label a metric
 MOST_CANDIDATES: Final = 16
 RULES: Final = "rules"
-PREDICTOR: Final = "predictor"
 LEARNED: Final = "learned"
 JUDGED_RULES: Final = "default"  # the one preset that is a candidate: others are somebody else's, or are yours
 Kind = Literal["rules", "predictor", "learned"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envs import SIMULATED_ENGINE_ID
+from policies.advisor import PREDICTOR
 from policies.card import ProfileOf, read_card
 from policies.evaluation.cells import Setup
 from policies.evaluation.experiment import Plan, Results
@@ -16,7 +17,6 @@ from policies.profile_verdict import (
     JUDGED_RULES,
     LEARNED,
     MOST_CANDIDATES,
-    PREDICTOR,
     RULES,
     Attained,
     Judged,

@@ -23,7 +23,7 @@ from envs.spaces import (
     legal_action,
     observation_space,
 )
-from policies.advice_input import advised_names, with_advice
+from policies.advice_input import advised_actions, advised_names, with_advice
 from policies.base import PolicyState
 from policies.evaluation.calibration import TBT_FACTOR, TTFT_FACTOR
 from policies.guard import Guard, GuardContext, native_fits
@@ -267,5 +267,6 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         advisor = self._advisor.policy(self._planned().targets)
         state = advisor.initial_state() if self._advisor_state is None else self._advisor_state
         decision, self._advisor_state = advisor.decide(observation, state)
-        self._advised = legal_action(encode_action(decision.change), self._mask)
-        return with_advice(vector, decision.change, self._mask)
+        vector = with_advice(vector, decision.change, self._mask)
+        self._advised = int(advised_actions(vector[None])[0])
+        return vector

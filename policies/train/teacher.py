@@ -8,12 +8,12 @@ from typing import Final
 
 from envs.profile import Profile
 from envs.signals import Targets
+from policies.advisor import PREDICTOR
 from policies.base import Policy
 from policies.predictor_of import predictor_of
 from policies.rules import load_rules
 from policies.threshold import ThresholdPolicy
 
-PREDICTOR: Final = "predictor"
 USUAL: Final = "default"
 
 

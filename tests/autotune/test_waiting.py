@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-import time
+import threading
 
 from rich.console import Console
+from waiting import until
 
 from autotune.waiting import counting, waiting
 
@@ -30,13 +31,10 @@ def test_a_log_gets_plain_lines_and_not_one_per_step() -> None:
 def test_a_log_is_told_now_and_then_that_something_still_goes_on() -> None:
     console = Console(file=io.StringIO())
     with waiting(console, "starting [x]", "compiling [y]", every_s=0.05):
-        until = time.monotonic() + 20
-        while console.file.getvalue().count("\n") < 3 and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: console.file.getvalue().count("\n") >= 3, "two reminders")
     shown = console.file.getvalue()
     assert re.fullmatch(r"starting \[x\] \.\.\.\n(compiling \[y\], \d+ s so far\n){2,}", shown)
-    time.sleep(0.2)
-    assert console.file.getvalue() == shown  # and nothing afterwards
+    assert all(thread.name != "reminders" for thread in threading.enumerate())  # nobody is left to say more
 
 
 def test_a_terminal_shows_what_is_waited_for_and_is_clean_afterwards() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +17,7 @@ Reply = Callable[[str, str, bytes], bytes]
 """From method, path and body of a request to the bytes that are sent before the connection is closed."""
 
 
-class _Server:
+class _Server(ABC):
     """Accepts connections in ``with``, each served by a thread; on loopback, or at a Unix socket's ``path``.
 
     ``url`` says where, empty for a Unix socket.
@@ -47,8 +48,8 @@ class _Server:
                 stream, _ = self._listener.accept()
                 _in_background(self._serve, stream)
 
-    def _serve(self, stream: socket.socket) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _serve(self, stream: socket.socket) -> None: ...
 
 
 class Canned(_Server):
