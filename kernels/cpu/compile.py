@@ -45,6 +45,10 @@ def entry(*, parallel: bool = False) -> Callable[[Function], Function]:
     return compile_entry
 
 
+# For numba.extending.overload: functions of kernels that differ by what they are given.
+OVERLOADED: dict[str, Any] = {"inline": "never", "jit_options": _INNER}
+
+
 def exact(function: Function) -> Function:
     """Decorator of a function that kernels call, in which every operation is IEEE's."""
     return cast("Function", njit(**_INNER)(function))

@@ -27,6 +27,7 @@ from kernels.cpu.dense import (
     workspace,
 )
 from kernels.cpu.lowlevel import store
+from kernels.cpu.operands import operands_like
 from kernels.cpu.products import PANEL, multiply
 from kernels.cpu.tiles import HEAD_BYTES, K_CODES, TILE_BYTES, TILE_STRIDE, V_CODES
 from kernels.layout import NATIVE, NATIVE_TILE_TOKENS, OFFSET_UNIT
@@ -68,7 +69,7 @@ def _logits_share(
     """Logits of the ``chosen`` rows of x; rounded to the native dtype, as a linear layer in that dtype gives them."""
     sizes, epsilon = model
     hidden, vocab = sizes[HIDDEN], logits.shape[1]
-    normed = np.empty(ROWS_AT_ONCE * hidden, weights.dtype)
+    normed = operands_like(weights, ROWS_AT_ONCE * hidden)
     sums = np.empty(ROWS_AT_ONCE * PANEL, np.float32)
     last = chosen.shape[0] * (worker + 1) // workers
     for first in range(chosen.shape[0] * worker // workers, last, ROWS_AT_ONCE):

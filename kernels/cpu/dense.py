@@ -13,6 +13,7 @@ from numba import types
 
 from kernels.cpu.compile import fast, lowlevel
 from kernels.cpu.lowlevel import exp_nonpositive, load, native_nearest, store
+from kernels.cpu.operands import as_operands, operands_like
 from kernels.cpu.products import PANEL, multiply
 
 # Columns of the places of a layer's weights in the flat array; -1: absent.
@@ -46,14 +47,15 @@ def rounded(typing_context: Any, array: Any, value: Any) -> Any:  # noqa: ARG001
 
 @fast
 def normalise(x: Any, at: Any, size: Any, weights: Any, place: Any, epsilon: Any, out: Any, to: Any) -> None:
-    """RMSNorm of ``size`` elements from ``x[at]`` into ``out[to]`` on."""
+    """RMSNorm of ``size`` elements from ``x[at]``, rounded to native, into ``out[to]`` on (native or float32)."""
     total = np.float32(0)
     for i in range(size):
         value = load(x, at + i)
         total += value * value
     factor = np.float32(1) / np.sqrt(total / np.float32(size) + epsilon)
     for i in range(size):
-        store(out, to + i, native_nearest(out, load(x, at + i) * factor * load(weights, place + i)))
+        value = rounded(weights, load(x, at + i) * factor * load(weights, place + i))
+        store(out, to + i, native_nearest(out, value))
 
 
 @fast
@@ -172,11 +174,12 @@ def after_attention(
     normed, sums, active, _ = work
     hidden, middle = sizes[HIDDEN], sizes[INTERMEDIATE]
     query = sizes[HEADS] * sizes[HEAD_DIM]
+    given, at = as_operands(attended, first * query, rows * query, active)
     _add_product(
         rows,
         query,
-        attended,
-        first * query,
+        given,
+        at,
         query,
         weights,
         places[OUTPUT],
@@ -202,20 +205,20 @@ def after_attention(
                     sums[at + i] += load(weights, bias + panel * PANEL + i)
                     sums[at + PANEL + i] += load(weights, bias + middle + panel * PANEL + i)
             for i in range(columns):
-                value = _activate(load(sums, at + i), load(sums, at + PANEL + i), active)
+                value = rounded(weights, _activate(load(sums, at + i), load(sums, at + PANEL + i), weights))
                 store(active, to + i, native_nearest(active, value))
     _add_product(rows, middle, active, 0, middle, weights, places[DOWN], places[DOWN_BIAS], x, first, hidden, sums)
 
 
 @fast
 def workspace(like: Any, sizes: Any) -> Any:
-    """Scratch of one thread: normed rows, sums, activations, one head. ``like``: an array of the native dtype."""
+    """Scratch of one thread: normed rows, sums, activations, one head. ``like``: the flat native weights."""
     rows, hidden, middle = ROWS_AT_ONCE, sizes[HIDDEN], sizes[INTERMEDIATE]
     width = (sizes[HEADS] + 2 * sizes[KV_HEADS]) * sizes[HEAD_DIM]
     widest = max(width, hidden, 2 * PANEL) + PANEL
     return (
-        np.empty(rows * hidden, like.dtype),
+        operands_like(like, rows * hidden),
         np.empty(rows * widest, np.float32),
-        np.empty(rows * middle, like.dtype),
+        operands_like(like, rows * max(middle, sizes[HEADS] * sizes[HEAD_DIM])),
         np.empty(sizes[HEAD_DIM], like.dtype),
     )

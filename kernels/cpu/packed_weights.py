@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import binding  # type: ignore[import-untyped]
 
 from kernels.cpu.dense import (
     DOWN,
@@ -26,11 +25,11 @@ from kernels.cpu.dense import (
     QKV_BIAS,
     UP,
 )
-from kernels.cpu.products import PANEL, packed
+from kernels.cpu.products import HERE, PANEL, packed
 from kernels.cpu.tiles import elements_of
 from kernels.memory import zeroed
 
-_NEEDS = {torch.float32: ("avx512f",), torch.bfloat16: ("avx512f", "avx512bf16")}
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Layer(Protocol):
@@ -63,14 +62,9 @@ class Sizes:
 
 
 def can_pack(dtype: torch.dtype, sizes: Sizes) -> bool:
-    """Whether this processor and these sizes suit the kernels: AVX-512 (with BF16 for bfloat16), even inputs."""
-    features = binding.get_host_cpu_features()
+    """Whether this processor and these sizes suit the kernels: AVX2 or AVX-512, even inputs."""
     inputs = (sizes.hidden, sizes.heads * sizes.head_dim, sizes.intermediate, sizes.head_dim)
-    return (
-        dtype in _NEEDS
-        and all(features.get(name, False) for name in _NEEDS[dtype])
-        and not any(size % 2 for size in inputs)
-    )
+    return HERE is not None and dtype in _DTYPES and not any(size % 2 for size in inputs)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch.nn import functional
 from kernels.cpu.decode_attention import THREADS_IN_USE, PreparedRows, attend, worthwhile_threads
 from kernels.cpu.gather import gather_heads, stored_positions
 from kernels.cpu.prefill_rows import attend_chunk, attend_chunk_parallel
+from kernels.cpu.products import HERE
 from kernels.cpu.tiles import elements_of, layout_array
-from kernels.cpu.vector import LANES, WIDE
 from kernels.layout import ENTRY_FIRST, ENTRY_VALID, KVShape
 from kernels.table import TableView
 
@@ -73,7 +73,7 @@ class _Source:
     ) -> None:
         """Attention of one sequence's queries [n, heads, head_dim], the first at position ``first``."""
         low = max(0, first - window + 1) if window > 0 else 0
-        if WIDE > LANES:
+        if HERE is not None:
             self._attend_panels(query, entries.numpy(), first, low, scale, window, out)
             return
         key_positions = stored_positions(entries, low)
@@ -94,7 +94,7 @@ class _Source:
     def _attend_panels(
         self, query: torch.Tensor, entries: Int32, first: int, low: int, scale: float, window: int, out: torch.Tensor
     ) -> None:
-        """The same by panels, which need wide vectors."""
+        """The same by panels, where products of panels are to be had."""
         spans, tokens = visible_spans(entries, first, query.shape[0], low, window)
         arguments = (
             elements_of(query.contiguous(), query.dtype),

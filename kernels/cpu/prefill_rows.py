@@ -1,6 +1,6 @@
-"""Attention of many new tokens over a context, as products of panels: for processors with AVX-512.
+"""Attention of many new tokens over a context, as products of panels: for processors with AVX2 or AVX-512.
 
-Stored keys and values of a KV head become float32 panels of 64 tokens; some queries at a time go over them with an
+Stored keys and values of a KV head become float32 panels of tokens; some queries at a time go over them with an
 online softmax (Dao et al. 2022). Panels begin at fixed places of the context, so that results do not depend on how
 tiles are grouped into blocks.
 """
@@ -32,7 +32,7 @@ _ROWS = 32  # query heads times tokens at a time
 
 @fast
 def _gather(arena: Any, where: Any, head: Any, entries: Any, low: Any, keys: Any, values: Any, dims: Any) -> None:
-    """Tokens at positions >= low: keys [panel][head_dim][64 tokens], values [panel][part of dims][64 tokens][64]."""
+    """Tokens at positions >= low: keys [panel][head_dim][PANEL], values [panel][part of dims][PANEL][PANEL]."""
     layout, layer = where
     head_dim, padded = dims
     scratch = np.empty(QUANT_TILE_TOKENS * head_dim, np.float32)

@@ -73,7 +73,7 @@ def largest_score(
     typing_context: Any,
     scores: Any, at: Any, tokens: Any, begin: Any, end: Any,
 ) -> Any:  # fmt: skip
-    """Largest of ``scores[at + t]`` for t in begin .. end - 1, or -inf; ``tokens``: all, a multiple of 16."""
+    """Largest of ``scores[at + t]`` for t in begin .. end - 1, or -inf; ``tokens``: all, a multiple of WIDE."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, at, tokens, begin, end = arguments

@@ -63,9 +63,10 @@ def test_block_size_changes_no_bit(kernel_cases: Any, kv_format: Any) -> None:
         kernel_cases.assert_same_bits(other, results[0])
 
 
-def test_small_limits_split_heads_and_queries(kernel_cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long contexts are done a head and a few queries at a time; the result stays right."""
+def test_torchs_attention_where_no_panels_are_to_be_had(kernel_cases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long contexts are done a head and a few queries at a time there; the result stays right."""
     module = importlib.import_module("kernels.cpu.prefill_attention")
+    monkeypatch.setattr(module, "HERE", None)
     shape = KVShape(1, 4, 64, 4)
     generator = torch.Generator().manual_seed(3)
     layouts = [kernel_cases.mixed(400, FORMATS), kernel_cases.mixed(300, (INT4, NATIVE, INT8), hole=(32, 96))]
@@ -76,9 +77,9 @@ def test_small_limits_split_heads_and_queries(kernel_cases: Any, monkeypatch: py
     want = torch.empty(query.shape, dtype=torch.float64)
     arguments = (query, cache.arena, shape, 0, table, starts)
     reference.prefill_attention(*arguments, scale=0.125, window=150, out=want, dtype=torch.float64)
-    for limit in (1, 3 * 8 * 400 * 64):
+    for limit, chunk in ((1, 61), (3 * 8 * 400 * 64, 61), (module._GATHER_BYTES, module._QUERY_CHUNK)):
         monkeypatch.setattr(module, "_GATHER_BYTES", limit)
-        monkeypatch.setattr(module, "_QUERY_CHUNK", 61)
+        monkeypatch.setattr(module, "_QUERY_CHUNK", chunk)
         out = kernel_cases.poisoned(query.shape, torch.float32)
         ops.prefill_attention(*arguments, scale=0.125, window=150, out=out)
         kernel_cases.assert_close(out, want, torch.float32)
