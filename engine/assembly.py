@@ -144,7 +144,8 @@ def assemble(options: EngineOptions) -> Assembly:
         kind = "emulated link" if link.is_emulated else "link"
         rate = format_size(int(link.in_bytes_per_s))
         summary += f", host pool {format_size(options.host_pool_bytes)} over an {kind} of {rate}/s"
-    return Assembly(core, served, clock, summary, about(loaded.model.device.type, dtype, torch.__version__))
+    told = about(loaded.model.device.type, dtype, torch.__version__, loaded.model.products)
+    return Assembly(core, served, clock, summary, told)
 
 
 class MachineProbe:

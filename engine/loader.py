@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.memory_model import GroupSpec
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, resolve_dtype
+from engine.models.decoder import Decoder
+from engine.models.dtypes import resolve_dtype
 from engine.models.folder import read_config, read_json, weight_files
 from engine.models.fused_decoder import make_decoder
 from engine.models.groups import layer_groups
@@ -58,10 +59,7 @@ def load_model(
     if not 0 <= protect_layers <= config.num_layers:
         raise EngineError(f"--protect-layers {protect_layers}: this model has {config.num_layers} layers")
     target = _device(device)
-    try:
-        torch_dtype = resolve_dtype(dtype, config.dtype)
-    except ValueError as error:
-        raise EngineError(str(error)) from error
+    torch_dtype: torch.dtype = getattr(torch, resolve_dtype(dtype, config.dtype))
     try:
         weights = allocate(config, target, torch_dtype)
     except (torch.OutOfMemoryError, RuntimeError) as error:

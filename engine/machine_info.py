@@ -25,9 +25,12 @@ def machine_info(device: str) -> dict[str, Any]:
     }
 
 
-def about(device: str, dtype: str, torch_version: str) -> dict[str, str]:
-    """What an engine is, for who looks after it. Without an installed distribution its version is not told."""
-    told = {"torch": torch_version, "device": device, "dtype": dtype}
+def about(device: str, dtype: str, torch_version: str, products: str) -> dict[str, str]:
+    """What an engine is, for who looks after it. Without an installed distribution its version is not told.
+
+    ``products``: see :class:`engine.models.decoder.Decoder`.
+    """
+    told = {"torch": torch_version, "device": device, "dtype": dtype, "products": products}
     try:
         return {"version": importlib.metadata.version("kv-autotune"), **told}
     except importlib.metadata.PackageNotFoundError:

@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.formats import NATIVE, OFFSET_UNIT, BlockClass, KVFormat, KVShape, class_for, lossiness_of
+from engine.formats import (
+    FORMAT_BY_NAME,
+    FORMATS,
+    NATIVE,
+    OFFSET_UNIT,
+    BlockClass,
+    KVFormat,
+    KVShape,
+    class_for,
+    lossiness_of,
+)
 
 SLAB_TOKENS = (1024, 512, 256)  # native tokens per slab, the first that makes enough slabs is taken
 ENOUGH_SLABS = 32
@@ -78,6 +88,14 @@ def block_bytes(shape: KVShape, block_class: BlockClass) -> int:
 def token_bytes(shape: KVShape, kv_format: KVFormat = NATIVE) -> float:
     """Bytes per token of one group in a format, scales included (exact; a multiple of 1/32)."""
     return shape.tile_stride(kv_format) / kv_format.tile_tokens
+
+
+def bytes_by_format(groups: Sequence[GroupSpec]) -> dict[str, float]:
+    """Bytes per token of all groups, by the format that is asked for; protected groups keep their own."""
+    return {
+        kind.name: sum(token_bytes(group.shape, FORMAT_BY_NAME[group.format_under(kind.name)]) for group in groups)
+        for kind in FORMATS
+    }
 
 
 def slab_bytes(shape: KVShape, slab_tokens: int) -> int:

@@ -9,13 +9,13 @@ from engine.cache_manager import CacheManager
 from engine.clock import Clock
 from engine.core_options import CoreOptions
 from engine.core_stats import CoreStats
-from engine.memory_model import token_bytes
+from engine.memory_model import bytes_by_format
 from engine.scheduler import Scheduler
 from engine.sizes import format_size
 from engine.stats import EngineStats, Gauges, Histogram
 from engine.tunable_state import APPLIED, CONVERGING, KnobOutcome, TunableState
 from engine.tunables import TunableValue
-from kernels.layout import FORMAT_BY_NAME, FORMATS, NATIVE
+from kernels.layout import NATIVE
 
 
 def read_gauges(scheduler: Scheduler) -> Gauges:
@@ -44,12 +44,7 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
         resident_tokens=usage.resident_tokens,
         evicted_running_tokens=usage.evicted_tokens,
         evicted_held_bytes=usage.hidden_bytes,
-        kv_bytes_per_token={
-            kv_format.name: sum(
-                token_bytes(group.shape, FORMAT_BY_NAME[group.format_under(kv_format.name)]) for group in cache.groups
-            )
-            for kv_format in FORMATS
-        },
+        kv_bytes_per_token=bytes_by_format(cache.groups),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from engine.formats import FORMATS, NATIVE
 from engine.memory_model import token_bytes
 from engine.models.config import ModelConfig
+from engine.models.dtypes import DTYPE_BYTES
 from engine.models.groups import layer_groups
 from engine.models.parameters import count_parameters
 from engine.step_counts import RECODES
@@ -35,7 +36,6 @@ _BLOCK_S: Final = 1e-9
 _LOSSY_WORK: Final = 1.15  # unpacking on top of reading
 _POOL_SHARE: Final = 0.9
 _COPY_S: Final = 1e-5  # to start a copy over the host link
-_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _published_quality() -> Quality:
 
 
 def _element_bytes(config: ModelConfig) -> int:
-    return _DTYPE_BYTES.get(config.dtype or "bfloat16", _HALF)
+    return DTYPE_BYTES.get(config.dtype or "bfloat16", _HALF)
 
 
 def _note(device: str) -> str:

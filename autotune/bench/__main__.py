@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from autotune.bench import __doc__ as description
 from autotune.bench.context import Context, Outcome
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 from engine.bench_frame import bench_parser, conclude, log
 from engine.clock import RealClock
 

@@ -23,7 +23,7 @@ from autotune.bench.flat import rise_mb
 from autotune.bench.processes import resident_bytes
 from autotune.bench.stand import Stand
 from autotune.bench.traffic import Load, Traffic
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 from autotune.writers import OPERATOR_PREFIX, RELEASE_PREFIX
 from engine.clock import RealClock
 from engine.control_client import EngineUnreachable

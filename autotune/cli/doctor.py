@@ -39,7 +39,8 @@ def doctor(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The engine's HTTP port.")] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Every finding, as JSON.")] = False,
 ) -> int:
-    """Check device, driver, torch, compiler, memory, permissions, ports, packages, configuration, engine and daemon.
+    """Check device, driver, torch, compiler, memory, permissions, ports, packages, configuration, engine, processor and
+    daemon.
 
     Changes nothing. Exit code 1 when there is a problem; warnings alone are 0.
     """

@@ -124,12 +124,12 @@ def _contexts(text: str) -> tuple[int, ...]:
 
 def _fitting(profile: Profile, config: ModelConfig, question: Question, path: Path) -> Profile:
     """The profile, if it is of a model of this shape. Raises CliError for another one's."""
-    from autotune.planning.build import DTYPE_BYTES  # noqa: PLC0415
+    from engine.models.dtypes import DTYPE_BYTES, resolve_dtype  # noqa: PLC0415
     from engine.models.groups import layer_groups  # noqa: PLC0415
 
-    asked = (config.dtype or "bfloat16") if question.dtype == "auto" else question.dtype
     shapes = [group.shape for group in profile.groups()]
-    wanted = [group.shape for group in layer_groups(config, DTYPE_BYTES.get(asked, 2))]
+    element_bytes = DTYPE_BYTES[resolve_dtype(question.dtype, config.dtype)]
+    wanted = [group.shape for group in layer_groups(config, element_bytes)]
     if shapes != wanted:
         raise CliError(f"{path} is the profile of {profile.model.name}, a model of another shape")
     return profile

@@ -157,14 +157,10 @@ def _demonstrate(given: dict[str, Any], model: Path | None) -> int:
     from rich.console import Console  # noqa: PLC0415  # slow imports, and not for --help
 
     from autotune.demo.afterwards import program_words  # noqa: PLC0415
+    from autotune.demo.bundled import bundled_model, bundled_profile  # noqa: PLC0415
+    from autotune.demo.options import DemoError, DemoOptions  # noqa: PLC0415
     from autotune.demo.quality_note import quality_note  # noqa: PLC0415
-    from autotune.demo.run import (  # noqa: PLC0415
-        DemoError,
-        DemoOptions,
-        bundled_model,
-        bundled_profile,
-        run_demo,
-    )
+    from autotune.demo.run import run_demo  # noqa: PLC0415
     from autotune.demo.sides import NATIVE, sides  # noqa: PLC0415
     from engine.clock import RealClock  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.demo.sizing import Memory, Rates, SizedLoad, length_scale, size
-from engine.formats import FORMATS, KVShape
-from engine.memory_model import SLAB_TOKENS, token_bytes
+from engine.formats import NATIVE
+from engine.memory_model import SLAB_TOKENS, bytes_by_format
+from engine.models.dtypes import DTYPE_BYTES, resolve_dtype
+from engine.models.folder import read_config
+from engine.models.groups import layer_groups
+from engine.models.registry import parse_config
 from envs.workload.arrivals import Envelope
 from envs.workload.generators import Workload, generate
 from envs.workload.scaling import Scaling, cap_context, scale
@@ -47,26 +50,17 @@ def make_trace(workload: Workload, load: SizedLoad, max_model_len: int, duration
 
 
 def kv_memory(model: Path, dtype: str) -> Memory:
-    """KV sizes of a model folder at the engine's defaults. Raises ValueError without a usable config.json."""
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        heads = int(config["num_attention_heads"])
-        shape = KVShape(
-            num_layers=int(config["num_hidden_layers"]),
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            element_bytes=4 if "float32" in (dtype, config.get("torch_dtype", config.get("dtype"))) else 2,
-        )
-        longest = int(config["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{model} is not a model folder: {error}") from error
+    """KV sizes of a model folder under ``--dtype``, as the engine lays KV out. Raises EngineError."""
+    config = parse_config(read_config(model))
+    groups = layer_groups(config, DTYPE_BYTES[resolve_dtype(dtype, config.dtype)])
+    sizes = bytes_by_format(groups)
     return Memory(
-        native_token_bytes=token_bytes(shape),
-        small_token_bytes=min(token_bytes(shape, kv_format) for kv_format in FORMATS),
+        native_token_bytes=sizes[NATIVE.name],
+        small_token_bytes=min(sizes.values()),
         always_native_tokens=RECENT_TOKENS + BLOCK_TOKENS,
         slab_tokens=SLAB_TOKENS[-1],
         least_slabs=LEAST_SLABS,
-        max_model_len=longest,
+        max_model_len=config.max_model_len,
     )
 
 

@@ -21,6 +21,7 @@ from autotune.doctor.memory import check_huge_pages, check_memory
 from autotune.doctor.packages import check_shadows
 from autotune.doctor.places import check_open_files, check_port, check_socket, check_state
 from autotune.doctor.probes import Probes
+from autotune.doctor.processor import check_processor
 from autotune.doctor.service import (
     ask_daemon,
     ask_engine,
@@ -77,16 +78,17 @@ def examine(probes: Probes, asked: Asked) -> Iterator[Finding]:
         yield from check_socket(probes, control)
     yield from check_state(probes, journal)
     yield from check_config(file)
-    serving: list[str] = []
+    told: list[Mapping[str, str]] = []
 
     def ask() -> Mapping[str, str]:
-        about = asked.engine(control)
-        serving.append(f"the engine that serves {about['model']}, as it seems")
-        return about
+        told.append(asked.engine(control))
+        return told[0]
 
     if watched is None:
-        answers = serving[0] if serving else None
         yield from check_engine(probes, ask, installed_version())
+        about = told[0] if told else None
+        yield from check_processor(probes, about)
+        answers = None if about is None else f"the engine that serves {about['model']}, as it seems"
         yield from check_port(probes, "engine port", "127.0.0.1", asked.engine_port, "autotune engine --port", answers)
     else:
         yield from check_watched(config, watched.adapter)

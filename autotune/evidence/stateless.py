@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from autotune import profiling
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 from engine.memory_model import token_bytes
 from engine.transfers import Direction
 from envs.offload import prompt_counts, token_counts

@@ -12,14 +12,14 @@ from autotune.planning.steps import decode_step_s
 from engine.errors import EngineError
 from engine.footprint import Blocks, Setting, blocks_bytes, sequence_blocks, sequences_that_fit, spare_slabs
 from engine.formats import BLOCK_SIZES, FORMATS, NATIVE
-from engine.memory_model import GroupSpec, PoolLayout, host_layout, pool_layout, token_bytes
+from engine.memory_model import GroupSpec, PoolLayout, bytes_by_format, host_layout, pool_layout
 from engine.models.config import ModelConfig
+from engine.models.dtypes import DTYPE_BYTES, resolve_dtype
 from engine.models.groups import layer_groups
 from engine.models.parameters import count_parameters
 from engine.tunables import TUNABLES
 from envs.latency_model import LatencyModel
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _USUAL_CONTEXTS = (2048, 8192, 32_768)
 _MOST_SESSIONS = max(value for value in TUNABLES["max_num_seqs"].values if isinstance(value, int))
 
@@ -38,9 +38,7 @@ def make_plan(
     Raises EngineError for a question that makes no sense for this model.
     """
     question = _checked(config, question)
-    dtype = (config.dtype or "bfloat16") if question.dtype == "auto" else question.dtype
-    if dtype not in DTYPE_BYTES:
-        raise EngineError(f"dtype {dtype[:40]!r} is not offered; choose one of {', '.join(DTYPE_BYTES)} with --dtype")
+    dtype = resolve_dtype(question.dtype, config.dtype)
     element_bytes = DTYPE_BYTES[dtype]
     groups = layer_groups(config, element_bytes, question.protect_layers)
     parameters = count_parameters(config)
@@ -59,7 +57,7 @@ def make_plan(
         layout=layout,
         host=host,
         problem=problem,
-        token_bytes={kind.name: sum(token_bytes(group.shape, kind) for group in groups) for kind in FORMATS},
+        token_bytes=bytes_by_format(groups),
         losses=losses,
         step_source=step_source,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,7 +23,12 @@ class Attention(Protocol):
 
 
 class Decoder:
-    """Weights and the arithmetic on them. Nothing here knows of requests or of how KV is stored."""
+    """Weights and the arithmetic on them. Nothing here knows of requests or of how KV is stored.
+
+    ``products``: whose products of matrices they are, ``torch``'s or those with ``packed`` ones.
+    """
+
+    products = "torch"
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
@@ -77,12 +81,3 @@ class Decoder:
 def _feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
     gate, up = functional.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
     return functional.linear(functional.silu(gate).mul_(up), layer.down, layer.down_bias)
-
-
-def resolve_dtype(name: str, asked_by_file: str | None) -> torch.dtype:
-    """``auto`` means what the file asks for, else bfloat16. Raises ValueError for other names."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    chosen = (asked_by_file or "bfloat16") if name == "auto" else name
-    if chosen not in names:
-        raise ValueError(f"dtype {chosen!r} is not offered; choose one of auto, {', '.join(names)}")
-    return names[chosen]

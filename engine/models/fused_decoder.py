@@ -47,6 +47,8 @@ def make_decoder(config: ModelConfig, weights: DecoderWeights, *, fuse: bool = T
 class FusedDecoder(Decoder):
     """``weights`` stay as they are; the packed copy is made once."""
 
+    products = "packed"
+
     def __init__(self, config: ModelConfig, weights: DecoderWeights, sizes: Any) -> None:
         """``sizes``: :class:`kernels.cpu.packed_weights.Sizes`."""
         from kernels.cpu.decode_attention import PreparedRows  # noqa: PLC0415 - numba is optional

@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.tunables import TUNABLES
 from envs.profile import Profile
 from envs.reward import Charge, Objective, RewardWeights
 from envs.signals import Targets
@@ -25,12 +24,13 @@ from envs.spaces import (
 )
 from policies.advice_input import advised_actions, advised_names, with_advice
 from policies.base import PolicyState
-from policies.evaluation.calibration import TBT_FACTOR, TTFT_FACTOR
 from policies.guard import Guard, GuardContext, native_fits
 from policies.guarded import guarded_mask
 from policies.guards import guard_for
+from policies.train.ahead import horizon_s, worth
 from policies.train.lookahead import Student, Studied, study
 from policies.train.recipe import Lookahead, Recipe
+from policies.train.simulation import engine_of
 from policies.train.tally import REWARD_SCALE, Tally
 from policies.train.teacher import teacher_for
 from policies.train.traffic import Episode, Traffic
@@ -132,20 +132,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             self._traffic.held_out(number) if held_out else self._traffic.training(self._stream, number)
         )
         recipe = self._recipe
-        self._engine = SimulatedEngine(
-            self._profile,
-            plan.trace,
-            rate_scale=plan.rate_scale,
-            pool_bytes=recipe.pool_bytes,
-            interval_s=recipe.interval_s,
-            warm_up_s=recipe.warm_up_s,
-            values=plan.values,
-            randomise=recipe.randomisation(),
-            targets=plan.targets,
-            weights=self._weights,
-            short_s=recipe.short_s,
-            long_s=recipe.long_s,
-        )
+        self._engine = engine_of(plan, recipe, self._profile, self._weights)
         vector, info = self._engine.reset(seed=plan.world_seed)
         self._guard_state, self._mask_state = self._guard.initial_state(), self._mask_guard.initial_state()
         self._tally = Tally(plan, self._weights, recipe.interval_s, recipe.quality_budget)
@@ -188,10 +175,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def horizon_s(self, plan: Lookahead) -> float:
         """For how long an action of this episode is left alone: see the plan."""
-        episode, interval_s = self._planned(), self._recipe.interval_s
-        targets, outputs = episode.targets, episode.mean_tps / episode.mean_rps
-        one_s = targets.ttft_s / TTFT_FACTOR + outputs * targets.tbt_s / TBT_FACTOR
-        return min(plan.longest * interval_s, max(plan.least * interval_s, plan.requests * one_s))
+        return horizon_s(self._planned(), plan, self._recipe.interval_s)
 
     def worths(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:
         """What each action would be worth now over :meth:`horizon_s`, in shares of what the mean rate brings in that
@@ -202,20 +186,10 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if plan.then == "advice":
             return self._followed(actions, plan)
         engine, _ = self._running()
-        episode, weights, horizon_s = self._planned(), self._weights, self.horizon_s(plan)
-        found = []
-        for action, ahead in zip(actions, engine.foresee(actions, horizon_s), strict=True):
-            figures, change = ahead.figures, decode_action(action)
-            if weights.objective is Objective.INTERACTIVE:
-                late = figures.violations + ahead.waiting  # who still waits then will hardly be in time
-                service = (weights.goodput * figures.good - weights.violation * late) / episode.mean_rps
-            else:
-                service = weights.throughput * figures.tokens - weights.violation * (figures.rejected + figures.failed)
-                service /= episode.mean_rps
-            quality = self._price * figures.quality_charge / episode.mean_tps / self._recipe.quality_budget
-            cost = 0.0 if change is None else weights.switching[TUNABLES[change.knob].cost_class]
-            found.append((service - quality - cost * self._recipe.interval_s / episode.mean_rps) / horizon_s)
-        return np.array(found)
+        episode, left_s = self._planned(), self.horizon_s(plan)
+        tried = zip(actions, engine.foresee(actions, left_s), strict=True)
+        rest = self._weights, self._price, self._recipe, left_s
+        return np.array([worth(action, ahead, episode, *rest) for action, ahead in tried])
 
     def _followed(self, actions: Sequence[int], plan: Lookahead) -> NDArray[np.float64]:
         """The mean reward of the intervals in which an action and then the teacher's advice is followed."""

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -27,21 +26,23 @@ from engine.whole_file import write_whole
 from policies.card import Score
 from policies.train import checkpoint
 from policies.train.algorithms import Algorithm, build
+from policies.train.beginning import back_to, stand
 from policies.train.checkpoint import Progress
-from policies.train.folder import BEST, CHECKPOINTS, METRICS, SCORES, TENSORBOARD, check_new, place_to_resume
+from policies.train.ending import ALL_STEPS, TIME_IS_UP, impatient, may_look, time_is_up, why_ended
+from policies.train.final import final_scores
+from policies.train.folder import BEST, CHECKPOINTS, SCORES, check_new, place_to_resume
 from policies.train.imitate import warm_start
-from policies.train.judge import Act, judge, learned_act, loss_per_token, mean, score, scores, static_act, teacher_act
+from policies.train.judge import Act, judge, learned_act, score, static_act, teacher_act
+from policies.train.price import next_price
 from policies.train.recipe import Lookahead, Recipe, write_recipe
 from policies.train.rounds import Rounds
+from policies.train.rows import Rows, figures, logger, said
 from policies.train.teacher import Teacher
 from policies.train.vector import MakeEnv, outcomes, raw, stack
 from policies.train.worth import Learner, sharpen
 from policies.training_range import RangeRecorder
 
 KEPT: Final = 3  # checkpoints
-ALL_STEPS: Final = "all steps done"
-TIME_IS_UP: Final = "time is up"
-FINAL_FIRST: Final = 10_000  # held-out episodes of the final scores: none that chose the best model
 _ENDLESS_STEPS: Final = 1 << 40
 Tell = Callable[[Progress, str], None]
 """Gets where the run is and one line when there is something to say ("" otherwise)."""
@@ -92,7 +93,8 @@ class _Run(BaseCallback):
         self._began_ns, self._before_s = clock.now_ns(), 0.0
         self._outcomes: list[dict[str, Any]] = []
         self._done_at = -1
-        model.set_logger(_logger(folder))
+        model.set_logger(logger(folder))
+        self._rows = Rows(folder, model.logger)
 
     # -- beginning, middle and end ---------------------------------------------------------------------------------
 
@@ -101,34 +103,23 @@ class _Run(BaseCallback):
         for name, act in (("native", static_act), (self.teacher.name, lambda: teacher_act(self.teacher, number))):
             played = self._judge(act)
             progress.baselines[name] = score(played, self.recipe.quality_budget)
-            self._write({"steps": 0, "policy": name, "held_out": _figures(played)})
-            self.tell(progress, f"{name}: held-out score {progress.baselines[name]:.4f}, {_said(played)}")
+            self._rows.write({"steps": 0, "policy": name, "held_out": figures(played)}, progress)
+            self.tell(progress, f"{name}: held-out score {progress.baselines[name]:.4f}, {said(played)}")
         if self.recipe.warm_start is not None:
             found = warm_start(self.algorithm, self.normalised, self.recipe, self.teacher, self.seen.add)
-            self._write({"steps": 0, "imitation": found})
+            self._rows.write({"steps": 0, "imitation": found}, progress)
             agrees, changing = found["agrees"], found["agrees_on_changes"]
             self.tell(progress, f"imitates {self.teacher.name}: {agrees:.1%} of ticks, {changing:.1%} of changes")
 
     def resume(self, start: Path) -> None:
         self.progress = checkpoint.load(start, self.algorithm, self.normalised, self.seen)
-        self._before_s, self.progress.stopped = self.progress.seconds, self._ended()
+        self._before_s, self.progress.stopped = self.progress.seconds, why_ended(self.progress, self.recipe)
         raw(self.normalised).env_method("set_price", self.progress.price)
         if self.progress.looked or self.recipe.lookahead is None:  # else reinforcement has not begun
             self._done_at = self.algorithm.num_timesteps
-        self._cut_metrics()
+        self._rows.cut(self.progress)
         steps, ended = self.progress.steps, self.progress.stopped
         self.tell(self.progress, f"ended at {steps} steps: {ended}" if ended else f"resumed at {steps} steps")
-
-    def _ended(self) -> str:
-        """Why there is nothing left to do by the recipe as it is now, "" where there is."""
-        progress, recipe = self.progress, self.recipe
-        if recipe.lookahead is not None and not progress.looked:
-            return ""
-        if recipe.steps is not None and progress.steps >= recipe.steps:
-            return ALL_STEPS
-        if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
-            return TIME_IS_UP
-        return _impatient(progress) if progress.waited >= recipe.patience else ""
 
     def look_ahead(self) -> None:
         """Rounds of trying and learning what it came to; a run that is past them is left as it is."""
@@ -139,10 +130,10 @@ class _Run(BaseCallback):
         rounds = Rounds(self.recipe, plan, self.folder, learner, self.normalised, progress.rounds)
         if progress.best is None:  # what imitation alone came to may stay the best
             sharpen(learner, 1 / plan.sharpen)  # its preferences are taken for small worths: what is tried says more
-            self._judge_and_save(self._row())
+            self._judge_and_save(self._rows.begun(progress, self._outcomes))
         while self._may_look(plan):
             found, self._outcomes = rounds.play(progress, self.seen)
-            row = {**self._row(), "lookahead": found}
+            row = {**self._rows.begun(progress, self._outcomes), "lookahead": found}
             self._set_price()
             self._outcomes.clear()
             got, best = (100 * plan.unit * found[name] for name in ("got", "best"))
@@ -158,10 +149,10 @@ class _Run(BaseCallback):
         sharpen(learner, plan.sharpen)
 
     def learn(self) -> None:
-        vectors = self._back_to(self.progress.episode)
+        vectors = back_to(self.normalised, self.progress.episode)
         if self._done_at < 0:
             cast("RunningMeanStd", self.normalised.obs_rms).update(vectors)  # as every later first observation is
-        self._stand(vectors)
+        stand(self.algorithm, self.normalised, vectors)
         total = self.recipe.steps or _ENDLESS_STEPS
         left = -(-total // self._row_steps) * self._row_steps - self.algorithm.num_timesteps
         if isinstance(self.algorithm, DQN):
@@ -174,27 +165,16 @@ class _Run(BaseCallback):
     def finish(self) -> list[Score]:
         """Scores of the best model on episodes that chose nothing."""
         best = checkpoint.load(self.folder / BEST, self.algorithm, self.normalised, RangeRecorder())
-        episodes, number, found = 2 * self.recipe.judge_episodes, self.normalised.num_envs, []
-        acts: list[tuple[str, Callable[[], Act]]] = [
-            ("learned", lambda: learned_act(self.algorithm, self.normalised)),
-            ("native", static_act),
-            (self.teacher.name, lambda: teacher_act(self.teacher, number)),
-        ]
-        for name, act in acts:
-            played = self._judge(act, episodes, FINAL_FIRST)
-            found += scores(name, played)
-            chosen_by = score(played, self.recipe.quality_budget)
-            self.tell(self.progress, f"{name}, {episodes} new episodes: score {chosen_by:.4f}, {_said(played)}")
+        found = final_scores(
+            self.algorithm, self.normalised, self.recipe, self.teacher, lambda line: self.tell(self.progress, line)
+        )
         document = {"steps": best.best_steps, "scores": [score.model_dump() for score in found]}
         write_whole(self.folder / SCORES, json.dumps(document, indent=1) + "\n")
         return found
 
     def _may_look(self, plan: Lookahead) -> bool:
-        """Whether there is another round; of a run that a time ends, while it has not taken its share."""
         self.progress.seconds = self._seconds()
-        if self.recipe.minutes is None:
-            return self.progress.rounds < plan.rounds
-        return self.progress.seconds < 60 * plan.share * self.recipe.minutes
+        return may_look(self.progress, self.recipe, plan)
 
     def _seconds(self) -> float:
         return self._before_s + (self.clock.now_ns() - self._began_ns) / 1e9
@@ -226,30 +206,28 @@ class _Run(BaseCallback):
         self._done_at = progress.steps = self.algorithm.num_timesteps
         progress.episode = progress.steps // self._row_steps
         progress.seconds = self._seconds()
-        if recipe.minutes is not None and progress.seconds >= 60 * recipe.minutes:
+        if time_is_up(progress, recipe):
             progress.stopped = TIME_IS_UP
-        row = self._row()
+        row = self._rows.begun(progress, self._outcomes)
         self._set_price()
         if progress.episode % recipe.judge_every == 0 or progress.stopped:
             self._judge_and_save(row)
         else:
-            self._write(row)
+            self._rows.write(row, progress)
         self._outcomes.clear()
 
     def _judge_and_save(self, row: dict[str, Any]) -> None:
         progress = self.progress
         played = self._judge(lambda: learned_act(self.algorithm, self.normalised))
         now = score(played, self.recipe.quality_budget)
-        row["held_out"] = {"score": now, **_figures(played)}
-        for name, value in row["held_out"].items():
-            self.algorithm.logger.record(f"held_out/{name}", value)
+        self._rows.judged(row, now, played)
         is_best = progress.best is None or now > progress.best
         progress.waited = 0 if is_best else progress.waited + 1
         if is_best:
             progress.best, progress.best_steps = now, progress.steps
         if progress.waited >= self.recipe.patience and not progress.stopped:
-            progress.stopped = _impatient(progress)
-        self._write(row)  # before the checkpoint, which counts it: one that is cut off comes again
+            progress.stopped = impatient(progress)
+        self._rows.write(row, progress)  # before the checkpoint, which counts it: one that is cut off comes again
         if is_best:
             self._save(self.folder / BEST)
         self._save(self.folder / CHECKPOINTS / f"{progress.steps:012d}")
@@ -257,82 +235,15 @@ class _Run(BaseCallback):
             shutil.rmtree(old)
         against = ", ".join(f"{name} {value:.4f}" for name, value in progress.baselines.items())
         mark = ", the best so far" if is_best else ""
-        self.tell(progress, f"{progress.steps} steps: held-out score {now:.4f}{mark} ({against}), {_said(played)}")
-        self._back_to(progress.episode)
+        self.tell(progress, f"{progress.steps} steps: held-out score {now:.4f}{mark} ({against}), {said(played)}")
+        back_to(self.normalised, progress.episode)
 
     def _set_price(self) -> None:
-        """Dual ascent on the budget: dearer while training loses more than that, cheaper while it loses less.
-
-        Episodes that began with other knobs than the defaults lose what nobody decided, so they do not count.
-        """
-        begun_plain = [outcome for outcome in self._outcomes if outcome["default_knobs"]]
-        if begun_plain:
-            over = loss_per_token(begun_plain) / self.recipe.quality_budget - 1.0
-            step = self.recipe.price_step * float(np.clip(over, -1.0, 1.0))
-            self.progress.price = max(0.0, self.progress.price + step)
+        self.progress.price = next_price(self.progress.price, self._outcomes, self.recipe)
         raw(self.normalised).env_method("set_price", self.progress.price)
 
-    def _row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {"steps": self.progress.steps, "seconds": round(self.progress.seconds, 1)}
-        if self._outcomes:
-            row["training"] = {**_figures(self._outcomes), "price": self.progress.price}
-            for name, value in row["training"].items():
-                self.algorithm.logger.record(f"training/{name}", value)
-        losses = {k: v for k, v in self.algorithm.logger.name_to_value.items() if k.startswith("train/")}
-        row["learning"] = {name.removeprefix("train/"): float(value) for name, value in losses.items()}
-        return row
-
-    def _judge(self, make_act: Callable[[], Act], episodes: int | None = None, first: int = 0) -> list[dict[str, Any]]:
-        return judge(self.normalised, make_act, episodes or self.recipe.judge_episodes, first)
-
-    def _back_to(self, episode: int) -> NDArray[np.float32]:
-        venv = raw(self.normalised)
-        venv.env_method("play", episode)
-        return cast("NDArray[np.float32]", venv.reset())
-
-    def _stand(self, vectors: NDArray[np.float32]) -> None:
-        """Where the algorithm believes to be: at the beginning of an episode everywhere."""
-        model = self.algorithm
-        model._last_obs = self.normalised.normalize_obs(vectors)  # noqa: SLF001  # else it would reset once more
-        model._last_original_obs = vectors  # noqa: SLF001
-        model._last_episode_starts = np.ones(len(vectors), dtype=bool)  # noqa: SLF001
+    def _judge(self, make_act: Callable[[], Act]) -> list[dict[str, Any]]:
+        return judge(self.normalised, make_act, self.recipe.judge_episodes)
 
     def _save(self, folder: Path) -> None:
         checkpoint.save(folder, self.algorithm, self.normalised, self.seen, self.progress)
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        self.progress.rows += 1
-
-    def _cut_metrics(self) -> None:
-        """Rows after the checkpoint come again."""
-        path = self.folder / METRICS
-        if path.exists() and self.progress.rows:  # 0: by a version that did not count them
-            lines = path.read_bytes().splitlines(keepends=True)
-            write_whole(path, b"".join(lines[: self.progress.rows]))
-
-
-def _figures(found: list[dict[str, Any]]) -> dict[str, float]:
-    plain = {name: mean(found, name) for name in ("reward", "goodput_rps", "changes")}
-    return {**plain, "loss_per_token": loss_per_token(found)}
-
-
-def _said(found: list[dict[str, Any]]) -> str:
-    figures = _figures(found)
-    return (
-        f"goodput {figures['goodput_rps']:.4g}/s, loss {figures['loss_per_token']:.2%} per token, "
-        f"{figures['changes']:.1f} changes an episode"
-    )
-
-
-def _impatient(progress: Progress) -> str:
-    return f"no better held-out score in {progress.waited} judgements"
-
-
-def _logger(folder: Path) -> Logger:
-    try:
-        import tensorboard  # noqa: F401, PLC0415  # only whether it is there
-    except ImportError:
-        return configure(None, [])
-    return configure(str(folder / TENSORBOARD), ["tensorboard"])

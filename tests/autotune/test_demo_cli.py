@@ -16,7 +16,7 @@ from rich.console import Console
 from autotune import together
 from autotune.cli import app
 from autotune.cli._shared import fail_with
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 from engine.clock import RealClock
 from engine.serve import options_from, parser
 
@@ -27,7 +27,7 @@ MODEL = str(bundled_model())
     ("code", "words", "arguments"),
     [
         (2, "--workload 'nothing' is not built in; choose one of chat-steady", ["--workload", "nothing"]),
-        (1, "/nowhere is not a model folder", ["--demo", "--model", "/nowhere"]),
+        (1, "model folder /nowhere does not exist", ["--demo", "--model", "/nowhere"]),
         (2, "--pairs", ["--pairs", "0"]),
         (2, "default: is compared with itself", ["--against", "default"]),
         (2, "write static:KNOB=VALUE", ["--against", "static:int4"]),

@@ -117,7 +117,8 @@ DEMO = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from autotune.demo.run import DemoError, DemoOptions, run_demo
+from autotune.demo.options import DemoError, DemoOptions
+from autotune.demo.run import run_demo
 from engine.clock import RealClock
 folder = Path(sys.argv[1])
 options = DemoOptions(folder / "model", duration_s=float(sys.argv[2]), run_folder=folder / "run",
@@ -134,6 +135,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "stand_in.py").write_text(ENGINE)
     (tmp_path / "model").mkdir()
     config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 512,
+        "intermediate_size": 512,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "num_hidden_layers": 6,
@@ -243,7 +247,7 @@ def test_a_folder_without_a_model_is_one_line(folder: Path) -> None:
     process = start(folder, 5)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "is not a model folder" in output.splitlines()[-1]
+    assert "holds no config.json" in output.splitlines()[-1]
 
 
 def test_the_daemon_understands_its_configuration(tmp_path: Path) -> None:

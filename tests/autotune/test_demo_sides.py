@@ -10,10 +10,10 @@ import yaml
 from rich.console import Console
 
 from autotune.config import parse_config
-from autotune.demo import run
+from autotune.demo import bundled
+from autotune.demo.bundled import bundled_model, bundled_profile
 from autotune.demo.foretell import Foretold, foretell
 from autotune.demo.report import Arm
-from autotune.demo.run import bundled_model, bundled_profile
 from autotune.demo.sides import DEFAULT_SIDES, NATIVE, side, sides
 from autotune.demo.sides_view import order_agreement, side_figures, sides_table
 from autotune.demo.watch import Seen
@@ -67,8 +67,8 @@ def test_the_bundled_models_profile_is_for_that_model_and_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "envs" / "profiles").mkdir(parents=True)
-    package = run._package
-    monkeypatch.setattr(run, "_package", lambda name: tmp_path / "envs" if name == "envs" else package(name))
+    package = bundled._package
+    monkeypatch.setattr(bundled, "_package", lambda name: tmp_path / "envs" if name == "envs" else package(name))
     assert bundled_profile(bundled_model()) is None
     comes_with_it = tmp_path / "envs" / "profiles" / "bundled_cpu.yaml"
     comes_with_it.write_text("")

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from autotune.doctor import device, memory, packages, places, run, service, toolchain
+from autotune.doctor import device, memory, packages, places, processor, run, service, toolchain
 from autotune.doctor.finding import Finding, Level
 from autotune.doctor.probes import Probes, real_probes
 from autotune.doctor.torch_facts import Device, TorchFacts, ask_torch, facts_of
 from autotune.shadowed import shadows
 from engine.control_client import EngineUnreachable
+from engine.models.parameters import MOST_PACKED_BYTES
+from engine.sizes import format_size
 
 ROOT = Path(run.autotune.__file__).resolve().parents[1]
 H200 = Device("NVIDIA H200", (9, 0), 141 << 30)
@@ -200,6 +202,61 @@ def test_compiler_and_headers_matter_on_a_gpu() -> None:
     no_triton = Fake(torch=replace(CUDA_BUILD, triton=None)).with_gpu()
     assert only(toolchain.check_triton(no_triton.probes())).level is Level.PROBLEM
     assert only(toolchain.check_triton(Fake().probes())).level is Level.OK
+
+
+# -- processor --------------------------------------------------------------------------------------------------------
+
+
+def with_flags(flags: str) -> Probes:
+    return Fake(files={"/proc/cpuinfo": f"processor\t: 0\nflags\t\t: fpu sse2 {flags}\nbogomips\t: 1\n"}).probes()
+
+
+AVX2 = with_flags("avx2 fma avx")
+ON_CPU = {"model": "m", "device": "cpu", "dtype": "bfloat16", "products": "torch"}
+
+
+@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
+def test_processors_that_multiply_bfloat16(flag: str) -> None:
+    found = only(processor.check_processor(with_flags(f"avx512f {flag}"), ON_CPU))
+    assert (found.level, found.found) == (Level.OK, f"multiplies bfloat16: {flag}")
+
+
+def test_processors_that_do_not_and_no_engine_to_speak_of() -> None:
+    for probes in (AVX2, with_flags("avx512f")):
+        for engine in (None, {"model": "m"}):  # an older one tells nothing
+            found = only(processor.check_processor(probes, engine))
+            assert found.level is Level.OK
+            assert "served by packed products" in found.found
+            large = f"more than {format_size(MOST_PACKED_BYTES)} of matrices"
+            assert f"{large} is several times faster with --dtype float32" in found.found
+    bare = only(processor.check_processor(with_flags("avx2"), None))  # nothing is packed for it
+    assert (bare.level, "packed" in bare.found, "--dtype float32" in bare.found) == (Level.OK, False, True)
+    assert list(processor.check_processor(Fake().probes(), None)) == []
+    arm = Fake(files={"/proc/cpuinfo": "processor : 0\nFeatures : fp asimd bf16\n"})
+    assert list(processor.check_processor(arm.probes(), None)) == []
+
+
+@pytest.mark.parametrize(
+    ("differs", "level", "words"),
+    [
+        ({}, Level.WARNING, "m is in bfloat16 and served without packed products"),
+        ({"products": "packed"}, Level.OK, "m is served by packed products"),
+        ({"dtype": "float32"}, Level.OK, "m is in float32"),
+        ({"device": "cuda"}, Level.OK, "m is on cuda"),
+    ],
+)
+def test_what_a_processor_means_for_the_engine_here(differs: dict[str, str], level: Level, words: str) -> None:
+    found = only(processor.check_processor(AVX2, {**ON_CPU, **differs}))
+    assert (found.level, words in found.found) == (level, True), found
+    assert "of matrices" not in found.found  # of this model alone
+    assert ("--dtype float32" in found.advice) == (level is Level.WARNING)
+
+
+def test_flags_that_packed_products_are_for_are_those_of_the_kernels() -> None:
+    products = pytest.importorskip("kernels.cpu.products")
+    for flags in ("avx2", "fma", "avx2 fma", "avx512f", "avx"):
+        has_products = products.tiling_for(dict.fromkeys(flags.split(), True)) is not None
+        assert ("packed" in only(processor.check_processor(with_flags(flags), None)).found) == has_products, flags
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -450,6 +507,15 @@ def test_the_command_on_this_machine(
     code, out, _ = autotune("doctor", *where)
     assert code == 1
     assert "PROBLEM configuration: " in out
+
+
+def test_a_port_that_the_engine_itself_has_is_no_problem() -> None:
+    fake = Fake(taken={8000: "Address already in use"}, files={"/proc/cpuinfo": "flags : avx2 fma\n"})
+    asked = run.Asked(None, engine=lambda _: {"version": "1", **ON_CPU}, daemon=lambda _: None)
+    found = {finding.check: finding for finding in run.examine(fake.probes(), asked)}
+    assert found["engine port"].level is Level.OK
+    assert "the engine that serves m" in found["engine port"].found
+    assert found["processor"].level is Level.WARNING
 
 
 def test_doctor_imports_no_torch() -> None:

@@ -83,6 +83,14 @@ def test_a_context_of_a_published_size(autotune: Any, tmp_path: Path) -> None:
     assert plan["formats"][0]["session_bytes"] == 256 << 20
 
 
+def test_protected_layers_take_as_much_in_every_format(autotune: Any) -> None:
+    plain = planned(autotune, str(MODEL))["model"]["kv_bytes_per_token"]
+    layers = json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]
+    kept = planned(autotune, str(MODEL), "--protect-layers", "1")["model"]["kv_bytes_per_token"]
+    assert kept["native"] == plain["native"]
+    assert kept["int4"] == pytest.approx((plain["native"] + (layers - 1) * plain["int4"]) / layers)
+
+
 @pytest.mark.parametrize("host", [0, 32 << 20])
 def test_to_the_byte_what_the_engine_allocates(autotune: Any, host: int) -> None:
     pytest.importorskip("torch")

@@ -104,6 +104,8 @@ def test_decode_steps_are_one_call(tmp_path: Path) -> None:
 
 def test_large_models_and_other_dtypes_stay_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_random_model(tmp_path, {**BASE, **MODELS["llama"]}, seed=3)
-    assert not isinstance(load_model(tmp_path, dtype="float16").model, FusedDecoder)
+    half = load_model(tmp_path, dtype="float16").model
+    assert not isinstance(half, FusedDecoder)
+    assert (half.products, FusedDecoder.products) == ("torch", "packed")  # as an engine tells on its control socket
     monkeypatch.setattr("engine.models.fused_decoder.MOST_PACKED_BYTES", 1000)
     assert not isinstance(load_model(tmp_path, dtype="float32").model, FusedDecoder)

@@ -8,6 +8,7 @@ from engine.formats import class_for, lossiness_of
 from engine.memory_model import (
     GroupSpec,
     blocks_per_slab,
+    bytes_by_format,
     pool_capacity,
     pool_layout,
     sequence_bytes,
@@ -93,3 +94,12 @@ def test_group_spec_checks_itself() -> None:
         GroupSpec("g", (0,), SHAPE)
     with pytest.raises(ValueError, match="window"):
         GroupSpec("g", tuple(range(6)), SHAPE, window=0)
+
+
+def test_bytes_by_format_add_up_groups_and_leave_protected_ones() -> None:
+    free = GroupSpec("full", tuple(range(6)), SHAPE)
+    kept = GroupSpec("protected-full", (6, 7), KVShape(2, 2, 64, 2), lossiest="native")
+    sizes = bytes_by_format([free, kept])
+    assert sizes["native"] == token_bytes(SHAPE) + token_bytes(kept.shape)
+    assert sizes["int4"] == token_bytes(SHAPE, INT4) + token_bytes(kept.shape)
+    assert list(sizes) == ["native", "int8", "k8v4", "int4"]

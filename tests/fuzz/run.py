@@ -28,7 +28,7 @@ from autotune.admin_token import read_token, token_beside
 from autotune.bench.context import Context
 from autotune.bench.processes import Child, resident_bytes
 from autotune.bench.stand import Stand
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 from autotune.demo.stack import VERBS, free_port
 from engine.clock import RealClock
 from envs.workload.loaders import load_trace

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.demo.run import bundled_model
+from autotune.demo.bundled import bundled_model
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

@@ -149,7 +149,7 @@ def test_the_last_line_is_json_and_says_what_was_missed(
 @pytest.mark.slow
 def test_a_few_kills_of_real_processes(tmp_path: Path) -> None:
     from autotune.bench import kills
-    from autotune.demo.run import bundled_model
+    from autotune.demo.bundled import bundled_model
 
     outcome = kills.run(Context(bundled_model(), tmp_path, RealClock(), print, seed=1, kills=4))
     assert outcome.missed == [], outcome.figures["kill9_violations"]
