@@ -7,12 +7,14 @@ depend on which it is. Ray is imported only when it is asked for.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, Final, Protocol, TypeVar
 
 from engine.errors import EngineError
@@ -64,6 +66,19 @@ class WorkerLostError(EngineError):
     """A process ended in the middle of a task; one line."""
 
 
+def _end_with_parent() -> None:
+    """Have this process end when the one that started it has: a pool's worker would wait for tasks for ever."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=follow, daemon=True, name="end-with-parent").start()
+
+
 class Processes:
     """``jobs`` processes of this machine. Raises ValueError for fewer than one; mapping raises WorkerLostError when a
     process is killed.
@@ -76,7 +91,8 @@ class Processes:
 
     def map(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
         # Not forked: threads of libraries do not survive that.
-        with ProcessPoolExecutor(min(self._jobs, max(1, len(tasks))), mp_context=get_context("spawn")) as pool:
+        jobs = min(self._jobs, max(1, len(tasks)))
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
             waiting = {pool.submit(function, task): place for place, task in enumerate(tasks)}
             try:
                 for future in as_completed(waiting):

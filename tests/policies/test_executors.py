@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import select
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -179,3 +182,42 @@ def test_fewer_than_one_process_is_refused() -> None:
 def test_a_process_that_is_killed_is_one_line() -> None:
     with pytest.raises(WorkerLostError, match="fewer processes"):
         list(Processes(1).map(os._exit, [1]))
+
+
+def tell_and_stay(fifo: str) -> None:
+    """Writes this process's number, and ends only when somebody ends it."""
+    with Path(fifo).open("w") as told:
+        told.write(f"{os.getpid()}\n")
+    threading.Event().wait()
+
+
+PARENT = """
+import sys
+from policies.executors import Processes
+from tests.policies.test_executors import tell_and_stay
+if __name__ == "__main__":
+    list(Processes(2).map(tell_and_stay, [sys.argv[1]] * 2))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux, where the end of any process can be waited for")
+def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
+    script, fifo = tmp_path / "parent.py", tmp_path / "fifo"
+    script.write_text(PARENT)
+    os.mkfifo(fifo)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, str(script), str(fifo)], env=environment) as parent:
+        workers: list[int] = []
+        try:
+            with fifo.open() as told:
+                workers += [int(line) for line in told]
+            while len(workers) < 2:  # the second began to write after the first had ended to
+                with fifo.open() as told:
+                    workers += [int(line) for line in told]
+            handles = [os.pidfd_open(worker) for worker in workers]
+        finally:
+            parent.kill()
+    for handle in handles:
+        ended, _, _ = select.select([handle], [], [], 30)
+        os.close(handle)
+        assert ended
