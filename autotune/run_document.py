@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         for file in sorted(entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]:
-            digest.update(f"{file.name}\0".encode())
+            digest.update(os.fsencode(file.name) + b"\0")  # a name need not be UTF-8
             digest.update(file.read_bytes())
     except OSError as error:
         return f"unreadable: {error.strerror}"

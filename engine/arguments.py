@@ -116,7 +116,12 @@ def parser(program: str = "python -m engine.serve") -> argparse.ArgumentParser:
         metavar="PCT",
         help="perplexity that a format may cost by the table, percent (%(default)s)",
     )
-    add("--record", type=_path, metavar="FILE", help="write arrival, lengths and salted prefix hashes here, never text")
+    add(
+        "--record",
+        type=_new_path,
+        metavar="FILE",
+        help="write arrival, lengths and salted prefix hashes here, never text",
+    )
     add(
         "--record-max",
         type=_size,
@@ -192,6 +197,12 @@ def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; name one, or leave the option out")
     return Path(text)
+
+
+def _new_path(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError("this cannot go to standard output; name a path, ./- if that is its name")
+    return _path(text)
 
 
 def _uid(text: str) -> int:

@@ -20,7 +20,7 @@ from engine.clock import Clock
 from policies.advisor import PREDICTOR
 from policies.base import Policy
 from policies.by_verdict import Maker, Shelf, by_verdict
-from policies.card import CARD_FILE, Card, PolicyFileError, read_card
+from policies.card import CARD_FILE, Card, PolicyFileError, check_name, read_card
 from policies.choice import AutoPolicy, Choice, Refused
 from policies.profile_verdict import (
     LEARNED,
@@ -65,6 +65,7 @@ def _verdict(folder: Path, profile_digest: str | None) -> tuple[ProfileVerdict |
     found: list[tuple[Path, ProfileVerdict]] = []
     for file in verdict_files(folder):
         try:
+            check_name(file)
             verdict = read_verdict(file)
         except PolicyFileError as error:
             refused.append(Refused(file.name, "unreadable", str(error)))
@@ -129,6 +130,7 @@ def _judge(place: Path, profile_digest: str | None, quality_budget: float) -> Re
     """The card's gain on the rules in reward, or why it is out of the question."""
     name = place.name
     try:
+        check_name(place)
         card = read_card(place)
     except PolicyFileError as error:
         return Refused(name, "unreadable", str(error))

@@ -10,7 +10,7 @@ from typing import Final
 from engine.clock import Clock
 from policies.advisor import PREDICTOR, advisors
 from policies.base import Policy
-from policies.card import Card, PolicyFileError, read_card, short_line
+from policies.card import Card, PolicyFileError, check_name, read_card, short_line
 from policies.choice import AutoPolicy, Choice, Reason, Refused
 from policies.learned import load_learned
 from policies.profile_verdict import JUDGED_RULES, LEARNED, RULES, Judged, ProfileVerdict
@@ -89,6 +89,7 @@ def _bundled(verdict: ProfileVerdict, shelf: Shelf) -> _Bundled:
     judged = {(one.name, one.sha256) for one in verdict.candidates if one.kind == LEARNED}
     for place in shelf.folders:
         try:
+            check_name(place)
             card = read_card(place)
         except PolicyFileError as error:
             found.refused.append(Refused(place.name, "unreadable", str(error)))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -333,9 +335,13 @@ def _card(path: Path) -> Card:
 
 
 def file_bytes(path: Path, limit: int) -> bytes:
-    """Read once, so that what is checked is what is used. Raises PolicyFileError, for more than ``limit``, too."""
+    """Read once, so that what is checked is what is used. Raises PolicyFileError, for more than ``limit`` and for what
+    is no plain file, too: a pipe would be waited for, and a device never ends.
+    """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:  # Path.open takes no opener
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PolicyFileError(f"{path}: it is no plain file")
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else short_line(error)
@@ -343,6 +349,17 @@ def file_bytes(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise PolicyFileError(f"{path}: larger than the {limit} bytes that it may have")
     return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a pipe that nobody writes to, or a terminal, returns at once; to plain files it makes no difference."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def check_name(entry: Path) -> None:
+    """Of a file or folder that was found, not named: who is told of it shows its name. Raises PolicyFileError."""
+    if not entry.name.isprintable():  # bytes that are no UTF-8 are not, either
+        raise PolicyFileError("its name is no printable text")
 
 
 def short_line(what: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from engine.text import one_line
 from policies.base import Policy
 from policies.delegating import Delegating
 
@@ -15,17 +16,28 @@ Reason = Literal[
 ]  # fmt: skip
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 TAKEN: Final = "taken"
+_MOST_CHARS: Final = 1000
 
 
 @dataclass(frozen=True)
 class Refused:
     """What was not taken: ``rules``, ``predictor``, the folder of a bundled policy (its name, where there is none), or
-    the file of a verdict that cannot be used; the kind of reason; and the reason in one line.
+    the file of a verdict that cannot be used; the kind of reason; and the reason in one line. Names of files may hold
+    any bytes: what is not printable is escaped here, since labels, logs and documents are UTF-8.
     """
 
     name: str
     reason: Reason
     why: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", _legible(self.name))
+        object.__setattr__(self, "why", _legible(self.why))
+
+
+def _legible(text: str) -> str:
+    fit = (one if one.isprintable() or one.isspace() else ascii(one)[1:-1] for one in text)
+    return one_line("".join(fit), _MOST_CHARS)
 
 
 @dataclass(frozen=True)

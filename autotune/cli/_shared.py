@@ -29,17 +29,26 @@ if TYPE_CHECKING:
     from policies.base import Policy
 
 DEFAULT_ADMIN = "http://127.0.0.1:9466"
+STDOUT = "-"  # in place of a path
 _UNWRAPPED = 10_000  # columns; no table here comes near
 _MOST_DIGITS = 18  # of a tick: SQLite's numbers end at 19
 
 
 def given_path(text: str | Path) -> Path:
     """A path of the command line, for ``parser=``. Raises BadParameter for an empty one: it would be the current
-    folder.
+    folder. ``./-`` is a file of that name and no standard output, which is what ``-`` alone may mean.
     """
     if not str(text):
         raise typer.BadParameter("the path is empty; name one, or leave the option out")
-    return Path(text)
+    path = Path(text)
+    return path.absolute() if str(path) == STDOUT != str(text) else path
+
+
+def new_path(text: str | Path) -> Path:
+    """The same, for what is made by that name and cannot go to standard output: raises BadParameter for ``-``, too."""
+    if str(text) == STDOUT:
+        raise typer.BadParameter("this cannot go to standard output; name a path, ./- if that is its name")
+    return given_path(text)
 
 
 def tell_choice(policy: Policy | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, given_path, new_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ def compare_formats(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).", parser=given_path),
+        typer.Option("--out", "-o", metavar="DIR", help=f"Write {_TABLE} here (made if missing).", parser=new_path),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help=f"Write {_CSV} too.")] = False,
     plot: Annotated[

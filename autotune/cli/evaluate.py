@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError, tell_choice
+from autotune.cli._shared import CliError, new_path, tell_choice
 from autotune.cli._simulated import (
     BudgetOption,
     IntervalOption,
@@ -61,7 +61,9 @@ def evaluate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Of each workload; 10 for a verdict.")] = 10,
     profile: ProfileOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Results; an interrupted run goes on.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Results; an interrupted run goes on.", parser=new_path)
+    ],
     duration: Annotated[float, typer.Option(help="Simulated seconds of arrivals per seed.")] = 600.0,
     interval: IntervalOption = 2.0,
     length_scale: LengthScaleOption = 1.0,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli._places import check_places
+from autotune.cli._places import check_places, is_stdout, write_parts
 from autotune.cli._shared import CliError, given_path
 from autotune.cli._simulated import NoiseOption, PoolOption, ProfileOption, RulesArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
 
     from policies.sweep import Level
 
@@ -39,7 +41,7 @@ def explain_rules(
     hold: Annotated[float, typer.Option(help="Simulated seconds at each load.")] = 120.0,
     kv_pool_bytes: PoolOption = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file.", parser=given_path)
+        Path | None, typer.Option(metavar="FILE", help="Draw it into an HTML file; - for stdout.", parser=given_path)
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the levels here; - for stdout.", parser=given_path)
@@ -49,6 +51,8 @@ def explain_rules(
 
     The engine goes on from level to level, so where the way down differs from the way up, it is the rules' hysteresis.
     """
+    from rich.console import Console  # noqa: PLC0415  # heavy imports, and not for --help
+
     from autotune.simulation.explained import html, table  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.sizes import parse_size  # noqa: PLC0415
@@ -73,19 +77,16 @@ def explain_rules(
         raise CliError(str(error)) from error
     except ValueError as error:
         raise CliError(str(error), 2) from error
-    if str(json_out) != "-":
-        notes = [
-            f"profile: {bench.profile.describe()}",
-            f"load 1, what native serves: {bench.capacity_rps:.3g}/s of {prompt_tokens} + {output_tokens} tokens",
-            f"targets: {bench.targets.ttft_s:.3g} s to the first token, {bench.targets.tbt_s:.3g} s between tokens",
-        ]
-        _show(levels, notes, table(levels))
-    try:
-        if plot is not None:
-            plot.write_text(html(rules, bench, levels), encoding="utf-8")
-        _write_json(json_out, levels)
-    except OSError as error:
-        raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    notes = [
+        f"profile: {bench.profile.describe()}",
+        f"load 1, what native serves: {bench.capacity_rps:.3g}/s of {prompt_tokens} + {output_tokens} tokens",
+        f"targets: {bench.targets.ttft_s:.3g} s to the first token, {bench.targets.tbt_s:.3g} s between tokens",
+    ]
+    console = Console(stderr=is_stdout(json_out) or is_stdout(plot), highlight=False)
+    _show(console, levels, notes, table(levels))
+    if plot is not None:
+        write_parts(plot, [html(rules, bench, levels)])
+    _write_json(json_out, levels)
 
 
 def _check_hold(hold_s: float) -> None:
@@ -103,13 +104,13 @@ def _shares(text: str) -> list[float]:
     return shares
 
 
-def _show(levels: Sequence[Level], notes: Sequence[str], rows: tuple[list[str], list[list[str]]]) -> None:
-    from rich.console import Console  # noqa: PLC0415
+def _show(
+    console: Console, levels: Sequence[Level], notes: Sequence[str], rows: tuple[list[str], list[list[str]]]
+) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     from policies.sweep import differences  # noqa: PLC0415
 
-    console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDE
     for note in notes:
@@ -132,7 +133,4 @@ def _write_json(place: Path | None, levels: Sequence[Level]) -> None:
     if place is None:
         return
     rows = [level.to_json() for level in levels]
-    if str(place) == "-":
-        typer.echo(json.dumps(rows))
-    else:
-        place.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_parts(place, [json.dumps(rows, indent=None if is_stdout(place) else 1), "\n"])

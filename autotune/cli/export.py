@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, new_path
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of autotune train; of several runs the best is taken.")],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the policy.")] = Path("policy"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the policy.", parser=new_path)] = Path("policy"),
 ) -> None:
     """Write RUN's best model as weights.safetensors and card.json, which say all that a policy has to agree with."""
     from autotune.cli.train import EXTRA  # noqa: PLC0415

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli._places import check_places
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, given_path, new_path
 
 if TYPE_CHECKING:
     from envs.profile import Profile
@@ -33,7 +33,7 @@ def profile(
     ],
     *,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Where to write it.", metavar="FILE", parser=given_path)
+        Path, typer.Option("-o", "--out", help="Where to write it.", metavar="FILE", parser=new_path)
     ] = Path("profile.yaml"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer loads: under a minute for a small model.")] = False,
     analytic: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli._shared import CliError, given_path
+from autotune.cli._shared import CliError, new_path
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +21,7 @@ def record_proxy(
     *,
     target: Annotated[str, typer.Option(metavar="URL", help="The server, with or without /v1.")],
     record: Annotated[
-        Path, typer.Option(metavar="FILE", help="Write arrival, lengths and salted hashes here.", parser=given_path)
+        Path, typer.Option(metavar="FILE", help="Write arrival, lengths and salted hashes here.", parser=new_path)
     ],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "127.0.0.1:8100",
     record_max: Annotated[str, typer.Option(metavar="N", help="Size at which FILE becomes FILE.1.")] = "256M",

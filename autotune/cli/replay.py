@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._places import check_places
+from autotune.cli._places import check_places, is_stdout, write_parts
 from autotune.cli._shared import CliError, given_path
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def replay(
     ] = None,
     records_out: Annotated[
         Path | None,
-        typer.Option("--records", help="Write every request here, JSON lines.", metavar="FILE", parser=given_path),
+        typer.Option(
+            "--records", help="Write every request here, JSON lines; - for stdout.", metavar="FILE", parser=given_path
+        ),
     ] = None,
 ) -> int:
     """Replay TRACE open loop and report latency, throughput and goodput.
@@ -83,7 +85,7 @@ def replay(
     from envs.workload.scaling import Scaling  # noqa: PLC0415
     from envs.workload.trace import TraceError  # noqa: PLC0415
 
-    to_stdout = str(json_out) == "-"
+    to_stdout = is_stdout(json_out) or is_stdout(records_out)
     console = Console(stderr=to_stdout, highlight=False)
     if list_workloads:
         print_catalogue(console)
@@ -228,17 +230,10 @@ async def _session(
 
 
 def _write(document: dict[str, Any], json_out: Path | None, records_out: Path | None, result: Result) -> None:
-    try:
-        if str(json_out) == "-":
-            typer.echo(json.dumps(document))
-        elif json_out is not None:
-            json_out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        if records_out is not None:
-            with records_out.open("w", encoding="utf-8") as stream:
-                for record in result.progress.records:
-                    stream.write(json.dumps(record.to_json()) + "\n")
-    except OSError as error:
-        raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    if json_out is not None:
+        write_parts(json_out, [json.dumps(document, indent=None if is_stdout(json_out) else 2), "\n"])
+    if records_out is not None:
+        write_parts(records_out, (json.dumps(one.to_json()) + "\n" for one in result.progress.records))
 
 
 def _header(line: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from autotune.cli._shared import CliError, ControlOption, given_path
+from autotune.cli._shared import CliError, ControlOption, given_path, new_path
 
 if TYPE_CHECKING:
     from engine.options import EngineOptions
@@ -106,7 +106,7 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Demonstration: seed of the load; 1 if absent.")] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Demonstration: keep the last one's logs and journals.", parser=given_path),
+        typer.Option(metavar="DIR", help="Demonstration: keep the last one's logs and journals.", parser=new_path),
     ] = None,
 ) -> int:
     """Run engine and daemon on a model until Ctrl-C; without --model, demonstrate them on the bundled one.

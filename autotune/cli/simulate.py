@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._places import check_places
+from autotune.cli._places import check_places, is_stdout, write_parts
 from autotune.cli._shared import CliError, given_path, tell_choice
 from autotune.cli._simulated import (
     YEAR_S,
@@ -60,7 +60,9 @@ def simulate(
     ttft_target: TtftOption = None,
     tbt_target: TbtOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generated workloads.")] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write a report with plots here.", parser=given_path)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with plots here; - for stdout.", parser=given_path)
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the figures here; - for stdout.", parser=given_path)
     ] = None,
@@ -71,7 +73,7 @@ def simulate(
     """
     from rich.console import Console  # noqa: PLC0415  # heavy imports, and not for --help
 
-    from autotune.simulation.report import Setting, write_html  # noqa: PLC0415
+    from autotune.simulation.report import Setting, html_report  # noqa: PLC0415
     from engine.errors import EngineError  # noqa: PLC0415
     from engine.sizes import parse_size  # noqa: PLC0415
     from envs.profile import read_profile  # noqa: PLC0415
@@ -79,7 +81,7 @@ def simulate(
     from policies.named import World, contender, read_from  # noqa: PLC0415
     from policies.play import play  # noqa: PLC0415
 
-    console = Console(stderr=str(json_out) == "-", highlight=False)
+    console = Console(stderr=is_stdout(json_out) or is_stdout(html), highlight=False)
     try:
         pool_bytes = None if kv_pool_bytes is None else parse_size(kv_pool_bytes)
         host_bytes = 0 if host_pool_bytes is None else parse_size(host_pool_bytes)
@@ -121,13 +123,11 @@ def simulate(
         notes = [*notes, _USUAL_TARGETS]
     setting = Setting(workload, found.describe(), found.is_estimated, targets, seed, interval, notes)
     _show(console, results, setting)
-    try:
-        if html is not None:
-            write_html(results, setting, html)
+    if html is not None:
+        write_parts(html, [html_report(results, setting)])
+        if not is_stdout(html):
             console.print(f"report: {html}", markup=False, soft_wrap=True)
-        _write_json(json_out, results, setting, found.digest)
-    except OSError as error:
-        raise CliError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    _write_json(json_out, results, setting, found.digest)
 
 
 def _traffic(
@@ -220,7 +220,4 @@ def _write_json(place: Path | None, results: list[Played], setting: Any, digest:
         "seed": setting.seed,
         "policies": [played.to_json() for played in results],
     }
-    if str(place) == "-":
-        typer.echo(json.dumps(document))
-    else:
-        place.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_parts(place, [json.dumps(document, indent=None if is_stdout(place) else 2), "\n"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, new_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,10 @@ _INSPECTED_S = 3600.0  # of a built-in workload
 _MOST_INSPECTED_S = 604_800.0  # of one: it is made in memory
 _LEAST, _MOST_S = 1e-6, 31_536_000.0  # of a rate or a duration; a year
 
-OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="CSV to write; gzip if it ends in .gz.")]
+OutOption = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="FILE", help="CSV to write; gzip if it ends in .gz.", parser=new_path),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 SkipOption = Annotated[bool, typer.Option("--skip-bad-lines", help="Count broken lines, go on.")]
 
@@ -80,7 +83,8 @@ def inspect(
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace file or a built-in workload.")],
     *,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it, as .png, .svg or .pdf (needs matplotlib).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw it, as .png, .svg or .pdf (needs matplotlib).", parser=new_path),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     start: Annotated[float, typer.Option(min=0, help="Leave out what arrives before, in seconds.")] = 0.0,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, new_path
 from autotune.cli._simulated import IntervalOption, LengthScaleOption, PoolOption, ProfileOption, TbtOption, TtftOption
 from policies.usual_budget import USUAL_BUDGET
 
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.", parser=new_path)],
     algo: Annotated[str, typer.Option(help="maskable-ppo, ppo or dqn.")] = "maskable-ppo",
     trace: Annotated[list[Path] | None, typer.Option(help="A trace to train on; repeatable.")] = None,
     workload: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli._places import check_places
-from autotune.cli._shared import CliError
+from autotune.cli._shared import CliError, new_path
 from autotune.cli._simulated import (
     BudgetOption,
     IntervalOption,
@@ -35,7 +35,10 @@ def tune_rules(
         str, typer.Argument(metavar="FILE", help="Where to start: a rules file, or a preset.")
     ] = "default",
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="tuned.yaml, and everything tried; resumes.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="DIR", help="tuned.yaml, and everything tried; resumes.", parser=new_path),
+    ],
     workloads: Annotated[str, typer.Option(metavar="NAME@LOAD,...", help="Training workloads or traces.")] = _WORKLOADS,
     minutes: Annotated[float, typer.Option(help="Begin no further round after this long.")] = 20.0,
     rounds: Annotated[int, typer.Option(min=1, help="At most.")] = 30,

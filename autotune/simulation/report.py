@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
-from pathlib import Path
 
 from autotune.simulation.charts import Line, line_chart, stacked_chart
 from autotune.simulation.html_page import page, table
@@ -110,7 +109,7 @@ def _cells(played: Played) -> list[str]:
     ]
 
 
-def html(results: Sequence[Played], setting: Setting) -> str:
+def html_report(results: Sequence[Played], setting: Setting) -> str:
     """The report as one HTML document without scripts or links."""
     header, cells = rows(results)
     body = [f"<h1>Simulated: {escape(setting.workload)}</h1>"]
@@ -180,8 +179,3 @@ def _section(played: Played, setting: Setting) -> list[str]:
 
 def _over(value: float | None, target: float) -> float | None:
     return None if value is None else value / target
-
-
-def write_html(results: Sequence[Played], setting: Setting, path: Path) -> None:
-    """Raises OSError."""
-    path.write_text(html(results, setting), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,6 +166,11 @@ def test_documents_hold_every_preset_and_notice_other_files(tmp_path: Path) -> N
     assert digest_of(tmp_path / "none").startswith("unreadable")
     before = digest_of(tmp_path)
     (tmp_path / "weights").write_text("w")
+    assert digest_of(tmp_path) != before
+    before = digest_of(tmp_path)
+    (tmp_path / os.fsdecode(b"\xff")).write_text("a name that is no UTF-8")
+    os.mkfifo(tmp_path / "pipe")  # not read: nobody would write
+    assert len(digest_of(tmp_path)) == len(before)
     assert digest_of(tmp_path) != before
 
 

@@ -274,6 +274,17 @@ def test_the_command_replays_a_file(fake: FakeServer, tmp_path: Path, capsys: py
     assert [len(json.loads(line)["token_times_s"]) for line in records.read_text().splitlines()] == [5, 10, 1]
 
 
+def test_records_can_go_to_standard_output(
+    fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,8,2\n0.01,8,2\n")
+    assert command("replay", str(path), "--url", fake.url, "--records", "-") == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["prompt_tokens"] for line in out.splitlines()] == [8, 8]
+    assert "2 requests over" in err
+
+
 def test_the_command_fails_in_one_line(fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.csv"
     broken.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,x,1\n")

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.simulation.bars import Bar, bar_chart
 from autotune.simulation.charts import WIDTH, Line, line_chart, stacked_chart
-from autotune.simulation.report import Setting, budget_note, html
+from autotune.simulation.report import Setting, budget_note, html_report
 from autotune.simulation.units import label, number, seconds, size, span
 from envs.signals import Targets
 from policies.play import Move, Played, Row
@@ -74,7 +74,7 @@ def test_what_is_along_a_figure_is_no_time_where_it_is_a_rate() -> None:
 
 
 def test_a_report_is_readable() -> None:
-    text = html([played("default"), played("literature", budgeted=False)], SETTING)
+    text = html_report([played("default"), played("literature", budgeted=False)], SETTING)
     assert "4.28 GB" in text
     assert " MB" not in text
     assert "12.5 h" in text
@@ -87,11 +87,11 @@ def test_a_report_is_readable() -> None:
 
 def test_who_is_held_to_no_budget_is_marked_everywhere() -> None:
     free = [played("default"), played("literature", budgeted=False)]
-    text = html(free, SETTING)
+    text = html_report(free, SETTING)
     assert text.count("literature") == text.count("literature (no budget)") >= 4
     assert "default (no budget)" not in text
     note = budget_note(free)
     assert note is not None
     assert note[1:] in text
     assert budget_note(free[:1]) is None
-    assert "no budget" not in html(free[:1], SETTING)
+    assert "no budget" not in html_report(free[:1], SETTING)

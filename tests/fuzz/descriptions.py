@@ -7,28 +7,36 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from autotune.metrics import MODES
+from autotune.writers import LONGEST_PIN_S
 from engine.recording import PROBE_HEADER
 from engine.server.control import PatchBody
 from engine.server.protocol import ChatRequest, CompletionRequest, FeedbackRequest, TokenizeRequest
 from engine.tunables import TUNABLES
 
 _REF = "#/components/schemas/{model}"
-_TEXT: Final = {"type": "string"}
 _KNOB: Final = {"enum": list(TUNABLES)}
+_WHO: Final = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._@-]{0,23}$"}
 _ORDERS: Final[dict[str, dict[str, Any]]] = {
     "/control/mode": {"type": "object", "properties": {"mode": {"enum": list(MODES)}}, "required": ["mode"]},
+    # Each knob with its own values: of pairs that are drawn independently hardly one is carried out.
     "/control/set": {
-        "type": "object",
-        "properties": {
-            "knob": _KNOB,
-            "value": {"enum": [value for tunable in TUNABLES.values() for value in tunable.values]},
-            "for_s": {"type": "number"},
-            "reason": _TEXT,
-            "who": _TEXT,
-        },
-        "required": ["knob", "value"],
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "knob": {"const": knob},
+                    "value": {"enum": list(tunable.values)},
+                    "for_s": {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_PIN_S},
+                    "reason": {"type": "string", "maxLength": 200},
+                    "who": _WHO,
+                },
+                "required": ["knob", "value"],
+                "additionalProperties": False,
+            }
+            for knob, tunable in TUNABLES.items()
+        ]
     },
-    "/control/release": {"type": "object", "properties": {"knob": _KNOB, "who": _TEXT}},
+    "/control/release": {"type": "object", "properties": {"knob": _KNOB, "who": _WHO}, "additionalProperties": False},
     "/control/reload": {"type": "object"},
 }
 

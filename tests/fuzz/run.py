@@ -30,6 +30,7 @@ from autotune.bench.processes import Child, resident_bytes
 from autotune.bench.stand import Stand
 from autotune.demo.bundled import bundled_model
 from autotune.demo.stack import VERBS, free_port
+from autotune.writers import OPERATOR_PREFIX
 from engine.clock import RealClock
 from envs.workload.loaders import load_trace
 from envs.workload.trace import TraceError
@@ -165,6 +166,8 @@ def http(given: argparse.Namespace, folder: Path, seconds: dict[str, float]) -> 
             all_of_it.ordered |= part == "orders"
             found[part] = [] if code == 0 else [f"schemathesis: exit code {code}, see {folder / part}.log"]
             found[part] += all_of_it.problems()
+            if part == "orders" and not found[part] and not was_heard(stand):
+                found[part].append("no order was carried out: all were refused at the door")
             tail = " | ".join(line.strip() for line in text.splitlines()[-14:] if line.strip())
             print(
                 f"{part}: {time.monotonic() - began_s:.0f} s, {found[part] or 'nothing found'}; {tail[-500:]}",
@@ -176,6 +179,11 @@ def http(given: argparse.Namespace, folder: Path, seconds: dict[str, float]) -> 
     if "proxy" in found:
         found["proxy"] += recorded(recording)
     return found
+
+
+def was_heard(stand: Stand) -> bool:
+    """Whether somebody other than the daemon has written a knob, or given one back."""
+    return any(OPERATOR_PREFIX in one["writer"] for one in stand.control.tunables()["writers"].values())
 
 
 def recorded(path: Path) -> list[str]:

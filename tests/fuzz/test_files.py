@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_readers import READERS as OF_JOURNALS
 from mangle import as_yaml, examples, one_line_each
+from model_readers import READERS as OF_MODELS
 from reader import Reader
 from readers import READERS
 
@@ -25,7 +26,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", [*READERS, *OF_JOURNALS], ids=lambda reader: reader.name)
+@pytest.mark.parametrize("reader", [*READERS, *OF_MODELS, *OF_JOURNALS], ids=lambda reader: reader.name)
 def test_whatever_a_file_holds_its_reader_takes_or_refuses_it(reader: Reader, tmp_path: Path) -> None:
     check(reader, tmp_path)
 

@@ -12,6 +12,7 @@ import pytest
 from canned import Canned, pages
 from daemon_rig import Rig
 from journal_readers import READERS as OF_JOURNALS
+from model_readers import READERS as OF_MODELS
 from peers import PEERS
 from reach import Reached, parsing
 from readers import READERS
@@ -55,7 +56,7 @@ OWN = {
 def reached(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """What good files and answers lead to: the bad ones take the same ways in."""
     with Reached() as found:
-        for reader in [*READERS, *OF_JOURNALS, *training()]:
+        for reader in [*READERS, *OF_MODELS, *OF_JOURNALS, *training()]:
             reader.read(reader.make(tmp_path_factory.mktemp("reach")))
         for peer in PEERS:
             folder = tmp_path_factory.mktemp("p")

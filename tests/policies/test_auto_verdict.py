@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -261,6 +263,78 @@ def test_a_verdict_that_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refused(chosen(tmp_path))[0] == ("one.json", "unreadable")
     with pytest.raises(PolicyFileError, match="No such file"):
         read_verdict(tmp_path / "none.json")
+
+
+def fifo(bundled: Path) -> None:
+    os.mkfifo(bundled / VERDICTS / "a.json")
+
+
+def socket_file(bundled: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(bundled / VERDICTS / "a.json"))
+
+
+def endless(bundled: Path) -> None:
+    (bundled / VERDICTS / "a.json").symlink_to("/dev/zero")
+
+
+def itself(bundled: Path) -> None:
+    (bundled / VERDICTS / "a.json").symlink_to("a.json")
+
+
+def named(name: bytes) -> Callable[[Path], None]:
+    def write(bundled: Path) -> None:
+        put(bundled, verdict(judged("rules", 0.99)), os.fsdecode(name))
+
+    return write
+
+
+ODD: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "a pipe": (fifo, "a.json", "no plain file"),
+    "a socket": (socket_file, "a.json", "No such device"),
+    "a device": (endless, "a.json", "no plain file"),
+    "a link to itself": (itself, "a.json", "symbolic links"),
+    "bytes": (named(b"a\xff\xfe.json"), "a\\udcff\\udcfe.json", "no printable text"),
+    "two lines": (named(b"a\nb.json"), "a b.json", "no printable text"),
+    "an escape": (named(b"a\x1b[31m.json"), "a\\x1b[31m.json", "no printable text"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_entries_beside_a_verdict_are_refused_and_nothing_waits_for_them(name: str, tmp_path: Path) -> None:
+    make, shown, words = ODD[name]
+    put(tmp_path, verdict())
+    make(tmp_path)
+    found = chosen(tmp_path)
+    assert found.policy is PREDICTOR
+    assert refused(found) == [(shown, "unreadable"), ("rules", "second")]
+    assert words in found.choice.refused[0].why
+    told = json.dumps(found.choice.to_json(), ensure_ascii=False) + "".join(found.choice.lines())
+    assert told.encode().decode().isprintable()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("with_verdict", [False, True])
+def test_odd_folders_of_policies_are_refused_as_well(with_verdict: bool, tmp_path: Path) -> None:
+    sha = bundle(tmp_path, "taught")
+    (tmp_path / "taught").rename(tmp_path / os.fsdecode(b"\xff"))
+    (tmp_path / "piped").mkdir()
+    os.mkfifo(tmp_path / "piped" / CARD_FILE)
+    bundle(tmp_path, "weights")
+    (tmp_path / "weights" / WEIGHTS_FILE).unlink()
+    os.mkfifo(tmp_path / "weights" / WEIGHTS_FILE)
+    if with_verdict:
+        of_pipe = read_card(tmp_path / "weights").sha256
+        learned = [
+            judged("learned", 0.9, name=name, sha256=one) for name, one in (("taught", sha), ("weights", of_pipe))
+        ]
+        put(tmp_path, verdict(*learned, judged("rules", 0.6)))
+    found = chosen(tmp_path)
+    assert found.policy is RULES
+    reasons = dict(refused(found))
+    assert reasons["piped"] == reasons["\\udcff"] == "unreadable"
+    assert reasons["weights"] == ("unreadable" if with_verdict else "unscored")
 
 
 def test_of_two_verdicts_on_one_profile_neither_counts(tmp_path: Path) -> None:
