@@ -93,11 +93,10 @@ def simulate(
             | {f"policy {text} ({place.name})": place for text in named for place in read_from(text)},
         )
         found = read_profile(profile or DEFAULT_PROFILE)
-        if pool_bytes is not None:
-            found = found.model_copy(update={"pool_bytes": pool_bytes})
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
-        targets = _targets(found, traffic, seconds, ttft_target, tbt_target)
-        contenders = [contender(text, World(found, targets)) for text in named]
+        sized = found if pool_bytes is None else found.model_copy(update={"pool_bytes": pool_bytes})
+        targets = _targets(sized, traffic, seconds, ttft_target, tbt_target)
+        contenders = [contender(text, World(found, targets, pool_bytes=pool_bytes)) for text in named]
         for who in contenders:
             tell_choice(who.policy)
         results: list[Played] = []

@@ -38,7 +38,6 @@ def teacher_for(name: str | None, profile: Profile, pool_bytes: int | None) -> T
     Raises RuleError, ValueError for a pool that is too small for the model.
     """
     if name == PREDICTOR:
-        engine = profile if pool_bytes is None else profile.model_copy(update={"pool_bytes": pool_bytes})
-        return Teacher(PREDICTOR, lambda targets: predictor_of(engine, targets))
+        return Teacher(PREDICTOR, lambda targets: predictor_of(profile, targets, pool_bytes=pool_bytes))
     rules = ThresholdPolicy(load_rules(name or USUAL))
     return Teacher(rules.name, lambda _: rules)
