@@ -34,7 +34,8 @@ class Observation:
     ``stamp_ns``: the observer's monotonic clock. ``values``: every feature by name, raw, in its declared unit and
     inside its declared bounds, None where unknown. ``tunables``: knobs in force, as far as known. ``held``: knobs that
     may not be moved now. ``observed_s``: for how long this engine instance has been watched without a break.
-    ``instance``: the engine's, None when it is lost.
+    ``instance``: the engine's, None when it is lost. ``pool_bytes``: of its KV pool, None where it does not tell; no
+    part of the vector.
     """
 
     stamp_ns: int
@@ -43,6 +44,7 @@ class Observation:
     held: frozenset[str] = field(default_factory=frozenset)
     observed_s: float = 0.0
     instance: str | None = None
+    pool_bytes: int | None = None
 
     def vector(self) -> NDArray[np.float32]:
         """A fresh float32 array of :func:`observation_space`'s shape."""
@@ -61,6 +63,7 @@ class Observation:
             "held": sorted(self.held),
             "observed_s": self.observed_s,
             "instance": self.instance,
+            "pool_bytes": self.pool_bytes,
         }
 
     @classmethod
@@ -74,6 +77,7 @@ class Observation:
                 held=frozenset(data["held"]),
                 observed_s=float(data["observed_s"]),
                 instance=data["instance"],
+                pool_bytes=_bytes(data.get("pool_bytes")),  # journals of before do not have it
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not an observation: {error!r}") from error
@@ -113,7 +117,14 @@ def observe(view: View, *, stamp_ns: int, observed_s: float, held: Collection[st
         held=frozenset(held),
         observed_s=observed_s,
         instance=None if after is None else str(after.instance),
+        pool_bytes=_bytes(view.short.gauge("kv_pool_bytes")),
     )
+
+
+def _bytes(value: object) -> int | None:
+    """A size in bytes as an engine or a journal gives it; None for whatever is none."""
+    found = number(value)
+    return int(found) if found is not None and found >= 1 else None
 
 
 def all_changes(tunables: Mapping[str, Tunable] = TUNABLES) -> tuple[Change, ...]:

@@ -47,7 +47,7 @@ def hold(bench: Bench, name: str, hours: float, interval_s: float, seed: int, le
     """Play a policy at one level. Raises ValueError for a name that stands for none."""
     duration_s = 3600.0 * hours
     workload = bench.load.workload([(duration_s, level * bench.capacity_rps)])
-    who = contender(name, World(bench.profile, bench.targets, pool_bytes=bench.pool_bytes))
+    who = contender(name, World(bench.profile, bench.targets))
     env = SimulatedEngine(
         bench.profile, workload, rate_scale=1.0, pool_bytes=bench.pool_bytes, interval_s=interval_s, warm_up_s=0.0,
         episode_s=duration_s, values=who.values, targets=bench.targets,

@@ -105,6 +105,7 @@ class EffectModel:
         facts: EngineFacts | None = None,
     ) -> None:
         self.targets = targets
+        self._pool_bytes = pool_bytes
         self.facts = facts or EngineFacts()
         self.evicted_loss = quality.evicted
         self._tables = SettingTables(groups, pool_bytes, model, quality, self.facts)
@@ -126,6 +127,10 @@ class EffectModel:
         is the setting in force, that resident KV is stored under.
         """
         return self._tables.of(settings, now)
+
+    def pool_scale(self, pool_bytes: int | None) -> float:
+        """How much larger an engine's pool is than the profile's; 1 for one that is not told."""
+        return 1.0 if pool_bytes is None else min(1e3, max(1e-3, pool_bytes / self._pool_bytes))
 
     def effects(
         self,

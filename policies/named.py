@@ -21,14 +21,13 @@ from policies.usual_budget import USUAL_BUDGET
 
 @dataclass(frozen=True)
 class World:
-    """What a policy may be built for: the profile of the engine (None: unknown), the targets, the relative loss per
-    token that is allowed on average, and the bytes of the engine's KV pool (None: the profile's).
+    """What a policy may be built for: the profile of the engine (None: unknown), the targets, and the relative loss
+    per token that is allowed on average.
     """
 
     profile: Profile | None = None
     targets: Targets = field(default_factory=Targets)
     quality_budget: float = USUAL_BUDGET
-    pool_bytes: int | None = None
 
 
 def contender(text: str, world: World | None = None) -> Contender:
@@ -112,7 +111,7 @@ def _predictor_for(world: World) -> Policy:
 
     if world.profile is None:
         raise ValueError("predictor: it calculates with the engine's profile; name one")
-    return predictor_of(world.profile, world.targets, pool_bytes=world.pool_bytes)
+    return predictor_of(world.profile, world.targets)
 
 
 def _learned(text: str, rest: str, world: World) -> Contender:

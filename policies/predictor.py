@@ -83,7 +83,8 @@ class PredictorPolicy:
         movable = [knob for knob in KNOBS if knob not in observation.held]
         reach = self._in_reach(now, movable)
         scale = time_scale(new.get("time_scale_log"))
-        effects = self.model.effects(reach.table, load, time_scale=scale)
+        pool = self.model.pool_scale(observation.pool_bytes)
+        effects = self.model.effects(reach.table, load, pool_scale=pool, time_scale=scale)
         new = self._learn(observation, effects, new, passed_s)
         new = self._pay(observation, effects, new, passed_s)
         new = self._rates(load, new, passed_s)

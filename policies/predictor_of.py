@@ -11,30 +11,16 @@ from policies.predictor_choice import PredictorConfig
 
 
 def effect_model_of(
-    profile: Profile,
-    targets: Targets,
-    *,
-    quality: QualityTable | None = None,
-    facts: EngineFacts | None = None,
-    pool_bytes: int | None = None,
+    profile: Profile, targets: Targets, *, quality: QualityTable | None = None, facts: EngineFacts | None = None
 ) -> EffectModel:
     """Effects on the profile's engine. Where the profile has measured no quality, the literature's is taken.
 
-    ``pool_bytes``: of the engine's KV pool, where it is not the profile's.
     Raises ValueError for a pool that is too small for the model.
     """
     found = quality or profile.quality_table() or literature_quality()
-    return EffectModel(
-        profile.groups(), pool_bytes or profile.pool_bytes, profile.latency_model(), found, targets, facts
-    )
+    return EffectModel(profile.groups(), profile.pool_bytes, profile.latency_model(), found, targets, facts)
 
 
-def predictor_of(
-    profile: Profile, targets: Targets, config: PredictorConfig | None = None, *, pool_bytes: int | None = None
-) -> PredictorPolicy:
-    """A predictor for the profile's engine; ``pool_bytes``: see :func:`effect_model_of`.
-
-    Raises ValueError for a pool that is too small for the model.
-    """
-    model = effect_model_of(profile, targets, pool_bytes=pool_bytes)
-    return PredictorPolicy(model, config, name=f"predictor:{profile.model.name}")
+def predictor_of(profile: Profile, targets: Targets, config: PredictorConfig | None = None) -> PredictorPolicy:
+    """A predictor for the profile's engine. Raises ValueError for a pool that is too small for the model."""
+    return PredictorPolicy(effect_model_of(profile, targets), config, name=f"predictor:{profile.model.name}")

@@ -53,7 +53,7 @@ def spike(bench: Bench, name: str, interval_s: float, seed: int, quality_budget:
     """Play a policy, and foresight, through one spike. Raises ValueError for a name that stands for none."""
     base_rps = base * bench.capacity_rps
     workload = bench.load.workload([(CALM_S, base_rps), (SPIKE_S, FACTOR * base_rps)])
-    who = contender(name, World(bench.profile, bench.targets, pool_bytes=bench.pool_bytes))
+    who = contender(name, World(bench.profile, bench.targets))
     duration_s = CALM_S + SPIKE_S
 
     def engine() -> SimulatedEngine:

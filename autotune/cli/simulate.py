@@ -96,7 +96,7 @@ def simulate(
         traffic, notes, seconds = _traffic(workload, duration, rate_scale, length_scale, seed)
         sized = found if pool_bytes is None else found.model_copy(update={"pool_bytes": pool_bytes})
         targets = _targets(sized, traffic, seconds, ttft_target, tbt_target)
-        contenders = [contender(text, World(found, targets, pool_bytes=pool_bytes)) for text in named]
+        contenders = [contender(text, World(found, targets)) for text in named]
         for who in contenders:
             tell_choice(who.policy)
         results: list[Played] = []

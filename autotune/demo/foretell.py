@@ -47,7 +47,7 @@ def foretell(
         inside, changes = [], 0
         for trace in traces:
             later = replace(trace, requests=tuple(replace(r, arrival_s=r.arrival_s + settle_s) for r in trace.requests))
-            who = contender(one.name, World(profile, targets, pool_bytes=pool_bytes))
+            who = contender(one.name, World(profile, targets))
             seconds = later.duration_s + _DRAIN_S
             env = SimulatedEngine(
                 profile, later, rate_scale=1.0, pool_bytes=pool_bytes, interval_s=TICK_S, warm_up_s=0.0,

@@ -133,9 +133,7 @@ def run_cell(setup: Setup, cell: Cell) -> Score:
     who = (
         Contender(ORACLE)
         if cell.contender == ORACLE
-        else contender(
-            cell.contender, World(setup.profile, calibration.targets, setup.quality_budget, setup.pool_bytes)
-        )
+        else contender(cell.contender, World(setup.profile, calibration.targets, setup.quality_budget))
     )
     env = SimulatedEngine(
         setup.profile, trace, rate_scale=1.0, pool_bytes=setup.pool_bytes, interval_s=interval_s, warm_up_s=0.0,

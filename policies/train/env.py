@@ -85,7 +85,7 @@ class TrainingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._advised = NOTHING
         self.observation_space, self.action_space = observation_space(), action_space()
         if recipe.advised and recipe.warm_start is not None:
-            self._advisor = teacher_for(recipe.warm_start.teacher, profile, recipe.pool_bytes)
+            self._advisor = teacher_for(recipe.warm_start.teacher, profile)
             entries = len(advised_names())
             self.observation_space = gymnasium.spaces.Box(0.0, 1.0, shape=(entries,), dtype=np.float32)
         self._recipe, self._profile, self._traffic = recipe, profile, traffic

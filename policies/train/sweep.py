@@ -161,7 +161,7 @@ def profile_of(recipe: Recipe) -> Profile:
 
 def teacher_of(recipe: Recipe, profile: Profile) -> Teacher:
     """Who a run begins from and is compared with. Raises RuleError, ValueError."""
-    return teacher_for(None if recipe.warm_start is None else recipe.warm_start.teacher, profile, recipe.pool_bytes)
+    return teacher_for(None if recipe.warm_start is None else recipe.warm_start.teacher, profile)
 
 
 def _values(text: str) -> list[str]:

@@ -32,12 +32,12 @@ class Teacher:
         return self._made[targets]
 
 
-def teacher_for(name: str | None, profile: Profile, pool_bytes: int | None) -> Teacher:
+def teacher_for(name: str | None, profile: Profile) -> Teacher:
     """A preset, a rules file or ``predictor``; the usual rules for None.
 
     Raises RuleError, ValueError for a pool that is too small for the model.
     """
     if name == PREDICTOR:
-        return Teacher(PREDICTOR, lambda targets: predictor_of(profile, targets, pool_bytes=pool_bytes))
+        return Teacher(PREDICTOR, lambda targets: predictor_of(profile, targets))
     rules = ThresholdPolicy(load_rules(name or USUAL))
     return Teacher(rules.name, lambda _: rules)

@@ -99,6 +99,17 @@ def test_any_reading_gives_a_finite_observation_inside_its_box(
     assert Observation.from_json(json.loads(text)) == observation
 
 
+def test_the_pools_size_is_told_and_is_no_part_of_the_vector() -> None:
+    with_pool, without = (
+        observe(view_of(None, calm_reading(1, kv_pool_bytes=size)), stamp_ns=0, observed_s=1) for size in (4096, 0)
+    )
+    assert (with_pool.pool_bytes, without.pool_bytes) == (4096, None)
+    assert with_pool.vector().shape == without.vector().shape == observation_space().shape
+    written = with_pool.to_json()
+    del written["pool_bytes"]  # as journals were written before
+    assert Observation.from_json(written).pool_bytes is None
+
+
 def test_declarations_are_complete_and_unique() -> None:
     names = vector_names()
     assert len(set(names)) == len(names) == observation_space().shape[0]

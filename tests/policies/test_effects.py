@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from engine.tunables import TUNABLES, TunableValue, default_values
 from envs.features import FEATURES
 from envs.port import Change
 from envs.profile import Profile, read_profile
+from envs.reward import literature_quality
 from envs.signals import Targets
 from envs.spaces import Observation
 from policies.bench_effects import PROFILES, known_load, measure, spearman
@@ -218,6 +220,27 @@ def test_the_guards_prediction_speaks_of_features_and_is_json(model: EffectModel
     assert predicted_effect(model, Change("host_offload", "on"), crowded) is None
     assert predicted_effect(model, Change("kv_format", "fp8"), crowded) is None
     assert predicted_effect(model, Change("kv_format", "int8"), seen(prompt_tokens_p50=None)) is None
+
+
+def test_the_engines_pool_counts_not_the_profiles(model: EffectModel, profile: Profile) -> None:
+    """An engine may have been started with a pool of its own; what it tells goes into every prediction."""
+    crowded = seen(offered_rps=0.3, offered_rps_long=0.3, running=6.0, tokens_per_sequence=1400.0)
+    change = Change("kv_format", "int8")
+    own, told, small = (
+        predicted_effect(model, change, replace(crowded, pool_bytes=size))
+        for size in (None, profile.pool_bytes, profile.pool_bytes // 4)
+    )
+    assert own == told
+    assert own is not None
+    assert small is not None
+    assert small.before["kv_usage"] > 2 * own.before["kv_usage"]
+    other = EffectModel(
+        profile.groups(), profile.pool_bytes // 4, profile.latency_model(), literature_quality(), model.targets
+    )
+    rebuilt = predicted_effect(other, change, crowded)
+    assert rebuilt is not None
+    for name, value in rebuilt.before.items():
+        assert small.before[name] == pytest.approx(value, rel=0.05), name
 
 
 def test_predictions_order_settings_as_the_simulator_does(profile: Profile) -> None:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from engine.tunables import default_values
-from envs.profile import read_profile
-from envs.simulated import DEFAULT_PROFILE
-from policies.effects import places_of
-from policies.load import Lengths, Load
-from policies.named import KINDS, World, bundled, contender, is_budgeted, read_from, static_name
-from policies.predictor import PredictorPolicy
+from policies.named import KINDS, bundled, contender, is_budgeted, read_from, static_name
 from policies.rules import presets
 
 
@@ -78,17 +71,3 @@ def test_files_that_a_name_reads_are_known() -> None:
     assert read_from("learned:a") == [Path("a/card.json"), Path("a/weights.safetensors")]
     for name in ("none", "default", "predictor", "auto", "static:kv_format=int8", "unbudgeted:default"):
         assert not read_from(name)
-
-
-def test_the_predictor_is_told_the_engines_pool() -> None:
-    """An engine's pool need not be the profile's; nobody has to make another profile, with another digest, for that."""
-    profile = read_profile(DEFAULT_PROFILE)
-    own, small = (
-        contender("predictor", World(profile, pool_bytes=size)).policy for size in (None, profile.pool_bytes // 8)
-    )
-    assert isinstance(own, PredictorPolicy)
-    assert isinstance(small, PredictorPolicy)
-    load = Load(0.1, Lengths(6.0, 0.5), Lengths(6.0, 0.5), held_tokens=500.0, running=1.0)
-    row = np.array([places_of(default_values())])
-    ample, scarce = (one.model.effects(row, load).row(0).kv_occupancy for one in (own, small))
-    assert scarce == pytest.approx(8 * ample, rel=0.1)

@@ -81,6 +81,21 @@ def test_memory_pressure_asks_for_a_lossier_format_within_the_budget() -> None:
         assert word in session.last.reason
 
 
+def test_a_smaller_pool_than_the_profiles_is_pressure_sooner() -> None:
+    """The load is calm for the profile's pool; the engine tells of one of a quarter of it."""
+    asked = []
+    for size in (None, PROFILE.pool_bytes // 4):
+        one = policy()
+        state, made = one.initial_state(), []
+        for second in range(12):
+            observation = replace(seen(second, values={"running": 6.0, "offered_rps": 0.4}), pool_bytes=size)
+            decision, state = one.decide(observation, state)
+            made.append(decision.change)
+        asked.append({change.knob for change in made if change is not None})
+    assert "kv_format" not in asked[0]
+    assert "kv_format" in asked[1]
+
+
 def test_idle_goes_back_to_native() -> None:
     session = Session().run(30, **_CROWDED)
     assert session.knobs["kv_format"] != "native"

@@ -30,10 +30,10 @@ def recipe(**changes: object) -> Recipe:
 
 
 def test_rules_are_the_same_for_all_targets_and_a_predictor_is_not() -> None:
-    rules = teacher_for(None, PROFILE, None)
-    assert rules.name == teacher_for("default", PROFILE, None).name
+    rules = teacher_for(None, PROFILE)
+    assert rules.name == teacher_for("default", PROFILE).name
     assert rules.policy(Targets()) is rules.policy(Targets(2.0, 0.2))
-    predictor = teacher_for("predictor", PROFILE, None)
+    predictor = teacher_for("predictor", PROFILE)
     assert predictor.policy(Targets()) is predictor.policy(Targets())
     assert predictor.policy(Targets()) is not predictor.policy(Targets(2.0, 0.2))
 
@@ -60,4 +60,4 @@ def test_the_predictor_is_judged_like_any_other() -> None:
 @pytest.mark.parametrize("name", ["nowhere.yaml", "predictors"])
 def test_a_teacher_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(RuleError):
-        teacher_for(str(tmp_path / name), PROFILE, None)
+        teacher_for(str(tmp_path / name), PROFILE)
