@@ -4,7 +4,9 @@ Pure arithmetic over arrays of settings (numpy, no torch), cheap enough for ever
 profile's own terms (:mod:`engine.step_counts`), memory by :mod:`engine.memory_model`. Queues are the textbook's:
 
 - ``n`` decoding sequences, in steps of ``base + each n`` seconds, that end after ``O`` steps and arrive at a rate whose
-  prompts take a share of the time, are in balance where ``n = rate O base / (1 - prompts - rate O each)``;
+  prompts take a share of the time, are in balance where ``n = rate (O base + H) / (1 - prompts - rate O each)``: ``H``
+  is for the prompts that wait when one begins to decode, since those go first (the second term of a queue with
+  priorities);
 - what fits the pool and ``max_num_seqs`` bounds ``n``, which bounds the rate that can be served, and with it the wait
   for admission (M/G/N, Sakasegawa's approximation);
 - prompts queue for one server, whose service is a prompt's chunks (M/G/1);
@@ -28,7 +30,7 @@ from engine.tunables import TUNABLES
 from envs.latency_model import LatencyModel
 from envs.reward import QualityTable
 from envs.signals import Targets
-from policies.latency_tails import first_tokens, gaps
+from policies.latency_tails import first_tokens, gaps, held_up
 from policies.load import Lengths, Load
 from policies.setting_table import KNOBS, EngineFacts, Places, SettingTable, SettingTables
 from policies.step_times import ONE, ZERO, Chunks, Floats, StepTimes, packed_s
@@ -159,7 +161,8 @@ class EffectModel:
         guess = np.minimum(table.seqs, max(1.0, in_hand))
         chunks = Chunks.of(times, guess, computed)
         busy = np.minimum(ONE, rate * chunks.alone_s)
-        wanted = times.balance(rate, steps, chunks.extra_s + recode_s, guess, max(1.0, in_hand))
+        held_up_s = held_up(chunks, load, steps)
+        wanted = times.balance(rate, steps, chunks.extra_s + recode_s, held_up_s, guess, max(1.0, in_hand))
         # What is in hand ends in its own time; until then the balance is only on its way.
         in_hand = max(load.running, in_hand) + load.waiting
         spans = np.minimum(50.0, (horizon_s / steps) / chunks.decode_s)

@@ -2,7 +2,7 @@
 
 Pure arithmetic over arrays of settings (numpy only), in seconds. Queues are the textbook's: prompts wait for one server
 whose service is a prompt's chunks (M/G/1), sequences for room among ``most`` (M/G/N, Sakasegawa's approximation); in a
-short horizon no queue gets longer than arrivals scatter.
+short horizon no queue gets longer than arrivals scatter, however idle the server: it does not save up time.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ def gaps(
     return tail, ONE / (ONE + np.exp(np.minimum(30.0, -1.702 * z)))
 
 
+def held_up(chunks: Chunks, load: Load, steps: float) -> Floats:
+    """What prompts that wait already when a sequence begins to decode cost it: they are computed before its next
+    tokens. As many as a queue with one server leaves behind, and no more chunks than it has ``steps``.
+    """
+    use = np.minimum(_ALMOST, load.rate_rps * chunks.alone_s)
+    varied = load.prompt.second / load.prompt.mean**2 - 1
+    left = use + (0.5 * (1 + varied)) * use * use / (ONE - use)
+    cut = np.maximum(_LEAST, chunks.full + chunks.rest)
+    held_s: Floats = np.minimum(left, steps / cut) * chunks.extra_s
+    return held_s
+
+
 def first_tokens(
     chunks: Chunks,
     n: Floats,
@@ -69,8 +81,7 @@ def first_tokens(
     use = np.minimum(_ALMOST, rate * service)
     unused = ONE - use
     behind = (0.5 * (1 + varied)) * service / unused * np.log(np.maximum(ONE, (1 / late) * use))
-    soon = np.maximum(ZERO, scatter * service - horizon_s * unused)
-    prefill_tail = np.minimum(soon, behind)
+    prefill_tail = np.minimum(scatter * service, behind)
     own = np.maximum(ZERO, chunks.full_s / chunks.size * (prompt.p95 * (1 - load.hit_rate)) - service)
     # Room for a sequence.
     full = np.minimum(_ALMOST, np.maximum(pressure, wanted / most))

@@ -43,10 +43,12 @@ class StepTimes:
         """As :meth:`decode_s`, the same number of sequences under each setting."""
         return (self.base + self.beyond * max(0.0, n - self.knee)) + self.each * n
 
-    def balance(self, rate_rps: float, steps: float, busy_s: Floats, guess: Floats, most: float) -> Floats:
-        """How many decode when requests of ``steps`` tokens arrive at a rate and each takes ``busy_s`` of steps' time
-        for its prompt; a very large number where that cannot be kept up. ``guess``: how many, at first, for the knee;
-        no more than ``most`` anywhere.
+    def balance(
+        self, rate_rps: float, steps: float, busy_s: Floats, held_up_s: Floats, guess: Floats, most: float
+    ) -> Floats:
+        """How many decode when requests of ``steps`` tokens arrive at a rate, each takes ``busy_s`` of steps' time for
+        its prompt and waits ``held_up_s`` for others'; a very large number where that cannot be kept up. ``guess``: how
+        many, at first, for the knee; no more than ``most`` anywhere.
         """
         base: Floats | float = self.base
         each = self.each
@@ -54,7 +56,7 @@ class StepTimes:
             over = self.beyond * (guess > self.knee)
             base, each = np.maximum(ZERO, base - over * self.knee), each + over
         left = ONE - rate_rps * (busy_s + steps * each)
-        wanted: Floats = rate_rps * steps * base / np.maximum(_LEAST, left)
+        wanted: Floats = rate_rps * (steps * base + held_up_s) / np.maximum(_LEAST, left)
         return wanted
 
 
@@ -106,8 +108,10 @@ class Chunks:
 
 def packed_s(times: StepTimes, n: Floats, steps: float, prompt_tokens: float) -> Floats:
     """Time per request, where requests of ``steps`` tokens come so fast that ``n`` always decode and every chunk is
-    full: its share of all steps, or the steps that compute its prompt if those take longer.
+    full: its share of all steps, or the steps that compute its prompt if those take longer. ``n`` is a limit: where
+    chunks are full in every step, fewer decode, as many as end while their prompts are computed.
     """
+    n = np.minimum(n, (steps / (prompt_tokens + steps)) * times.budget)
     size = np.maximum(ONE, times.budget - n)
     decodes_s, above = times.base + times.each * n, n - times.knee
     full_s = _with(times, decodes_s + times.chunk, above, size)

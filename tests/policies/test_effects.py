@@ -19,7 +19,7 @@ from envs.profile import Profile, read_profile
 from envs.reward import literature_quality
 from envs.signals import Targets
 from envs.spaces import Observation
-from policies.bench_effects import PROFILES, known_load, measure, spearman
+from policies.bench_effects import PROFILES, known_load, measure, native_rps, spearman
 from policies.candidates import Candidates, changes
 from policies.effects import KNOBS, Effect, EffectModel, places_of
 from policies.load import Lengths, Load, forecast_rps, load_of
@@ -257,6 +257,17 @@ def test_predictions_order_settings_as_the_simulator_does(profile: Profile) -> N
         assert ranks > 0.7, name
     errors = sorted(abs(g.running - s["running"]) / s["running"] for g, s in zip(guessed, simulated, strict=True))
     assert errors[len(errors) // 2] < 0.35
+
+
+@pytest.mark.parametrize("values", [{}, {"max_num_batched_tokens": 128}])
+def test_prompts_that_take_most_of_the_time_make_everybody_wait(values: dict[str, TunableValue]) -> None:
+    """A processor computes prompts slowly and tokens fast: others' prompts are most of what a sequence waits for."""
+    bundled = read_profile(PROFILES / "bundled_cpu.yaml")
+    rate = 0.6 * native_rps(bundled, "chat-steady")
+    _, known, figures = measure(bundled, "chat-steady", rate, values, 60.0, seed=4)
+    assert known.most_rps > rate
+    assert known.running == pytest.approx(figures["running"], rel=0.4)
+    assert known.ttft_s == pytest.approx(figures["ttft_s"], rel=0.5)
 
 
 def test_a_pool_that_is_kept_full_is_predicted_full(profile: Profile) -> None:
