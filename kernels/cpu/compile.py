@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ from numba.extending import intrinsic
 
 import kernels.formats.base
 import kernels.layout
+from kernels.cpu.shared_cache import SharedCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,10 +39,11 @@ def entry(*, parallel: bool = False) -> Callable[[Function], Function]:
     options: dict[str, Any] = {"nogil": True, "parallel": parallel, "error_model": "numpy", "no_cfunc_wrapper": True}
 
     def compile_entry(function: Function) -> Function:
-        try:
-            return cast("Function", njit(cache=True, **options)(function))
-        except RuntimeError:  # neither the package's folder nor a user's cache folder can be written
-            return cast("Function", njit(**options)(function))
+        dispatcher = njit(**options)(function)
+        # As cache=True does, which takes no other kind of cache.
+        with suppress(RuntimeError):  # neither the package's folder nor a user's cache folder can be written
+            dispatcher._cache = SharedCache(function)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        return cast("Function", dispatcher)
 
     return compile_entry
 
