@@ -17,8 +17,13 @@ KEPT = $(if $(SERVES),,--run-dir run/demo)
 run: $(VENV)/.engine ## engine and daemon on the bundled model under a bursty load, with a summary at the end
 	$(OMP) $(BIN)/autotune run $(KEPT) $(ARGS)
 
-test: $(VENV)/.dev ## the test suite
-	$(OMP) $(BIN)/python -m pytest $(ARGS)
+# All of it goes to a process per core, at most 4, each with 2 GB of free memory. Tests that you choose run in one, whose
+# start costs less; the slow ones want the machine for themselves. As you like: make test WORKERS=2 ARGS=tests/engine
+FREE = $(shell awk '/^MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo)
+CORES = $(shell env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+WORKERS ?= $(if $(ARGS),0,$(patsubst 1,0,$(firstword $(shell printf '%s\n' 4 $(CORES) $(FREE) | sort -n))))
+test: $(VENV)/.dev ## the test suite, in parallel; or what you choose [ARGS=tests/engine WORKERS=2]
+	$(OMP) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: lint test ## linters, types, import layers, then the tests
 
