@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import json
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +50,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_random_model(tmp_path_factory.mktemp("formats") / "tiny", CONFIG, seed=1, deviation=0.3))
 
 
-def test_table_csv_and_verdict(autotune: Command, model: str, tmp_path: Path) -> None:
-    code, out, err = autotune(
-        model, "--quick", "-o", str(tmp_path / "made"), "--csv", "--quality-budget", "0", "--min-agreement", "1"
-    )
-    assert code == 0, err
+@dataclass(frozen=True)
+class Measured:
+    """What one measurement wrote; it takes many times as long as all else here."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def measured(model: str, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """With a plot asked for, where there is no matplotlib."""
+    folder, out, err = tmp_path_factory.mktemp("measured") / "made", io.StringIO(), io.StringIO()
+    find = importlib.util.find_spec
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(out), redirect_stderr(err):
+        patched.setattr(
+            importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
+        )
+        options = ["--quick", "-o", str(folder), "--csv", "--plot", "--quality-budget", "0", "--min-agreement", "1"]
+        code = fail_with(lambda: app(["compare-formats", model, *options], standalone_mode=False))
+    return Measured(code, out.getvalue(), err.getvalue(), folder)
+
+
+def test_table_csv_and_verdict(measured: Measured) -> None:
+    out = measured.out
+    assert measured.code == 0, measured.err
     assert "tiny: cost of KV formats and eviction, budget 0 %" in out
-    document = json.loads((tmp_path / "made" / "quality.json").read_text())
-    rows = list(csv.DictReader((tmp_path / "made" / "quality.csv").open()))
+    document = json.loads((measured.folder / "quality.json").read_text())
+    rows = list(csv.DictReader((measured.folder / "quality.csv").open()))
     assert [row["setting"] for row in rows] == list(document["settings"])
     by_name = {row["setting"]: row for row in rows}
     assert by_name["native"]["verdict"] == "ok"
@@ -98,17 +123,12 @@ def test_mistakes_are_one_line(autotune: Command, model: str, tmp_path: Path, nu
     assert [line for line in err.splitlines() if line.strip()] == [err.strip()]
 
 
-def test_a_missing_matplotlib_costs_the_plot_only(
-    autotune: Command, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
+def test_a_missing_matplotlib_costs_the_plot_only(measured: Measured) -> None:
+    assert measured.code == 0
+    assert measured.err.startswith(
+        "the plot needs matplotlib (pip install 'kv-autotune[plots]'): measuring without it\n"
     )
-    code, _, err = autotune(model, "--quick", "--plot", "--csv", "-o", str(tmp_path / "made"))
-    assert code == 0
-    assert err.startswith("the plot needs matplotlib (pip install 'kv-autotune[plots]'): measuring without it\n")
-    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["quality.csv", "quality.json"]
+    assert sorted(file.name for file in measured.folder.iterdir()) == ["quality.csv", "quality.json"]
 
 
 def test_a_mistake_leaves_no_folder(autotune: Command, tmp_path: Path) -> None:

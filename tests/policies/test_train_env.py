@@ -14,13 +14,15 @@ pytest.importorskip("stable_baselines3", reason="the extra 'train' is not instal
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from engine.tunables import TUNABLES
-from envs.profile import read_profile
+from envs.profile import Profile, read_profile
 from envs.simulated import DEFAULT_PROFILE
 from envs.spaces import encode_action
 from envs.workload.catalogue import CATALOGUE
 from envs.workload.generators import generate
+from envs.workload.trace import Trace
 from envs.workload.writer import write_trace
 from policies.base import Change
+from policies.train import rates
 from policies.train.env import TrainingEnv
 from policies.train.recipe import Recipe, Source
 from policies.train.tally import REWARD_SCALE
@@ -71,9 +73,20 @@ def test_targets_are_those_of_requests_that_are_alone_unless_given() -> None:
     assert by_source == {source.name: made.targets_of(source) for source in (chat, code)}
 
 
-def test_every_workload_that_training_begins_with_can_be_measured() -> None:
-    for source in resolve(recipe(sources=Recipe(steps=1).sources), PROFILE):
+def test_every_workload_that_training_begins_with_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests come at every rate that would be tried, and the slowest of them are served."""
+    usual, played, real = Recipe(steps=1).sources, list[int](), rates.inside_share
+
+    def inside_share(profile: Profile, trace: Trace, *rest: Any) -> float:
+        played.append(len(trace.requests))
+        return real(profile, trace, *rest) if len(played) % rates._STEPS == 1 else 0.0
+
+    monkeypatch.setattr(rates, "inside_share", inside_share)
+    for source in resolve(recipe(sources=usual), PROFILE):
         assert source.rate_scale is not None, source.name
+        assert source.rate_scale > 0, source.name
+    assert len(played) == rates._STEPS * len(usual)
+    assert min(played) >= 100
 
 
 def test_lengths_are_divided_before_rates_and_targets_are_measured() -> None:
