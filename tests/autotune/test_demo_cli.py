@@ -81,7 +81,8 @@ def test_an_engine_that_cannot_start_says_why_once(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     # Off a terminal both log in JSON; what the supervisor says, and errors of a command line, are for people anyway.
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    # On a busy machine it also says, every 15 s, that it is still loading.
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{") and not line.endswith(" s so far")]
     assert lines[0].startswith("starting engine and daemon")
     assert "truncated or not a safetensors file" in lines[1]
     assert lines[2:] == ["error: engine exited with code 1 at start"]
