@@ -107,7 +107,8 @@ class EffectModel:
         facts: EngineFacts | None = None,
     ) -> None:
         self.targets = targets
-        self._pool_bytes = pool_bytes
+        self.pool_bytes, self._engine = pool_bytes, (groups, model, quality)
+        self._with_other_pool: EffectModel | None = None  # the last one asked for; spares work, decides nothing
         self.facts = facts or EngineFacts()
         self.evicted_loss = quality.evicted
         self._tables = SettingTables(groups, pool_bytes, model, quality, self.facts)
@@ -130,9 +131,21 @@ class EffectModel:
         """
         return self._tables.of(settings, now)
 
-    def pool_scale(self, pool_bytes: int | None) -> float:
-        """How much larger an engine's pool is than the profile's; 1 for one that is not told."""
-        return 1.0 if pool_bytes is None else min(1e3, max(1e-3, pool_bytes / self._pool_bytes))
+    def for_pool(self, pool_bytes: int | None) -> EffectModel:
+        """The same engine with another pool; this model for None and for a pool in which no engine would run.
+
+        Capacities do not grow in proportion: a pool is cut into slabs, fewer and smaller ones where it is small.
+        """
+        if pool_bytes is None or pool_bytes == self.pool_bytes:
+            return self
+        if self._with_other_pool is None or self._with_other_pool.pool_bytes != pool_bytes:
+            groups, model, quality = self._engine
+            try:
+                other = EffectModel(groups, pool_bytes, model, quality, self.targets, self.facts)
+            except ValueError:
+                return self
+            self._with_other_pool = other
+        return self._with_other_pool
 
     def effects(
         self,
@@ -141,20 +154,19 @@ class EffectModel:
         *,
         now: int = 0,
         horizon_s: float = 10.0,
-        pool_scale: float = 1.0,
         time_scale: float = 1.0,
     ) -> Effects:
         """Effects over the next ``horizon_s`` seconds of settings as :meth:`table` takes or gives them (a table has its
-        own ``now``). ``pool_scale`` and ``time_scale`` correct the profile's pool and step times.
+        own ``now``). ``time_scale`` corrects the profile's step times.
         """
         table = settings if isinstance(settings, SettingTable) else self.table(settings, now)
         rate, prompt = max(load.rate_rps, 1e-6), load.prompt.mean
         steps, computed = max(1.0, load.output.mean), max(1.0, prompt * (1 - load.hit_rate))
         seen = _seen(load)
-        held = self._hold(table, seen, pool_scale)
+        held = self._hold(table, seen)
         times = self._times(table, load, held, time_scale)
         recode_s = (prompt + steps) * time_scale * table.recode_s
-        room = (1 - self.facts.watermark) - _hole(table, load) / pool_scale
+        room = (1 - self.facts.watermark) - _hole(table, load)
 
         # How many decode, if all fitted.
         in_hand = load.held_tokens / seen.mean
@@ -171,7 +183,7 @@ class EffectModel:
 
         # How many can. A prompt is native at first, and capacity arrives as recoding goes on.
         share, converge_s = self._share_soon(table, held, load, times, horizon_s)
-        prompts = busy * (prompt / pool_scale) / table.native_capacity
+        prompts = busy * prompt / table.native_capacity
         most = np.maximum(ONE, np.minimum(table.seqs, (room - prompts) / share))
         most_rps = ONE / (packed_s(times, most, steps, computed) + recode_s)
         n = np.minimum(wanted, most)
@@ -197,7 +209,7 @@ class EffectModel:
         lost = sum(stored * loss for stored, loss in zip(tokens, self._losses, strict=True))
         return lost / total if total > 0 else 0.0
 
-    def _hold(self, table: SettingTable, seen: Lengths, pool_scale: float) -> _Held:
+    def _hold(self, table: SettingTable, seen: Lengths) -> _Held:
         cuts = [seen.cut_at(limit) for limit in self._tables.limits] if table.evicts else ()
         tokens = np.array([seen.mean, *(kept for kept, _ in cuts)])[table.kept]
         dropped = np.array([0.0, *(gone for _, gone in cuts)])[table.kept]
@@ -205,7 +217,7 @@ class EffectModel:
         lossy = table.lossy * np.maximum(ZERO, tokens - table.fresh)
         native = tokens - lossy
         share = (native + table.half_block) / table.native_capacity + lossy / table.capacity
-        return _Held(tokens, native, lossy, dropped, share / pool_scale)
+        return _Held(tokens, native, lossy, dropped, share)
 
     def _quality(self, table: SettingTable, held: _Held) -> Floats:
         lost = table.loss * held.lossy / np.maximum(ONE, held.tokens)

@@ -54,8 +54,7 @@ def predicted_effect(
     then = list(now)
     then[KNOBS.index(change.knob)] = TUNABLES[change.knob].values.index(change.value)
     load = load.at(forecast_rps(observation))
-    pool = model.pool_scale(observation.pool_bytes)
-    effects = model.effects(np.array([now, then]), load, horizon_s=window_s, pool_scale=pool)
+    effects = model.for_pool(observation.pool_bytes).effects(np.array([now, then]), load, horizon_s=window_s)
     before, after = effects.row(0), effects.row(1)
     rate = load.rate_rps
     return PredictedEffect(

@@ -81,10 +81,10 @@ class PredictorPolicy:
         if load is None:
             return self._idle("arrivals or their lengths are not known yet; nothing is predicted", new)
         movable = [knob for knob in KNOBS if knob not in observation.held]
-        reach = self._in_reach(now, movable)
+        model = self.model.for_pool(observation.pool_bytes)
+        reach = self._in_reach(model, now, movable)
         scale = time_scale(new.get("time_scale_log"))
-        pool = self.model.pool_scale(observation.pool_bytes)
-        effects = self.model.effects(reach.table, load, pool_scale=pool, time_scale=scale)
+        effects = model.effects(reach.table, load, time_scale=scale)
         new = self._learn(observation, effects, new, passed_s)
         new = self._pay(observation, effects, new, passed_s)
         new = self._rates(load, new, passed_s)
@@ -97,12 +97,12 @@ class PredictorPolicy:
         change, new = self._next(here, wish, new, movable)
         return self._decision(here, wish, change, scale), new
 
-    def _in_reach(self, now: Sequence[int], movable: Sequence[str]) -> Reach:
+    def _in_reach(self, model: EffectModel, now: Sequence[int], movable: Sequence[str]) -> Reach:
         """The settings in reach: the same for as long as no knob moves."""
-        where = (tuple(now), tuple(movable))
+        where = (model, tuple(now), tuple(movable))
         if self._reached is None or self._reached[0] != where:
             rows = self._candidates.rows(now, movable)
-            self._reached = where, Reach(rows, self.model.table(rows), (rows == rows[0]).T, (rows > rows[0]).T)
+            self._reached = where, Reach(rows, model.table(rows), (rows == rows[0]).T, (rows > rows[0]).T)
         return self._reached[1]
 
     @staticmethod
