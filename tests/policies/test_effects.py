@@ -271,6 +271,17 @@ def test_prompts_that_take_most_of_the_time_make_everybody_wait(values: dict[str
     assert known.ttft_s == pytest.approx(figures["ttft_s"], rel=0.5)
 
 
+def test_a_queue_does_not_save_up_idle_time() -> None:
+    """Prompts wait for each other long before they keep a server busy, however long one looks ahead."""
+    bundled = read_profile(PROFILES / "bundled_cpu.yaml")
+    model, most = effect_model_of(bundled, Targets(2.0, 0.25)), native_rps(bundled, "chat-steady")
+    row = np.array([places_of(default_values())])
+    light, half = (known_load("chat-steady", share * most) for share in (0.1, 0.6))
+    for horizon_s in (10.0, 60.0):
+        waits = [model.effects(row, load, horizon_s=horizon_s).row(0).ttft_s for load in (light, half)]
+        assert waits[1] > 1.4 * waits[0]
+
+
 def test_a_pool_that_is_kept_full_is_predicted_full(profile: Profile) -> None:
     """Quantised blocks strand no more than a few slabs of it."""
     values: dict[str, TunableValue] = {"kv_format": "int8", "block_size": 32, "max_num_batched_tokens": 2048}
