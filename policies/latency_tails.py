@@ -49,13 +49,20 @@ def gaps(
 def held_up(chunks: Chunks, load: Load, steps: float) -> Floats:
     """What prompts that wait already when a sequence begins to decode cost it: they are computed before its next
     tokens. As many as a queue with one server leaves behind, and no more chunks than it has ``steps``.
+
+    Seconds per request beyond those of steps that decode anyway, float64 [settings].
     """
     use = np.minimum(_ALMOST, load.rate_rps * chunks.alone_s)
-    varied = load.prompt.second / load.prompt.mean**2 - 1
+    varied = _varied(load)
     left = use + (0.5 * (1 + varied)) * use * use / (ONE - use)
     cut = np.maximum(_LEAST, chunks.full + chunks.rest)
     held_s: Floats = np.minimum(left, steps / cut) * chunks.extra_s
     return held_s
+
+
+def _varied(load: Load) -> float:
+    """Squared coefficient of variation of prompts' lengths."""
+    return load.prompt.second / load.prompt.mean**2 - 1
 
 
 def first_tokens(
@@ -75,7 +82,7 @@ def first_tokens(
     late, limit, prompt, rate = 1 - targets.quantile, targets.ttft_s, load.prompt, load.rate_rps
     service, pressure = chunks.alone_s, rate / most_rps
     # In a short time a queue gets no longer than by how far arrivals scatter above what can be served.
-    varied = prompt.second / prompt.mean**2 - 1
+    varied = _varied(load)
     scatter = _TAIL * math.sqrt((1 + varied) * rate * horizon_s)
     # Prompts, one after the other.
     use = np.minimum(_ALMOST, rate * service)

@@ -214,6 +214,8 @@ def files(folder: Path, budget_s: float, seed: int) -> tuple[list[str], int]:
                 last = (done.stdout.strip().splitlines() or ["nothing was said"])[-1]
                 return [f"files, seed {seed + rounds}: see {folder}/files.log: {last}"], rounds
             rounds += 1
+    if rounds == 0:
+        return [f"files: not one whole round ended in {budget_s:.0f} s; give it more minutes"], 0
     print(f"files: {rounds} whole rounds with five times the usual examples, nothing found", flush=True)
     return [], rounds
 
